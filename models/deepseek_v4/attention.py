@@ -1,0 +1,246 @@
+"""Attention over a sliding window of raw rows and, in CSA and HCA layers, over compressed rows.
+
+One shared row per token is key and value of all heads. Two ways lead to the same sums:
+
+* *narrow* (up to `NARROW` new tokens: decode and verify passes): every query reads its own rows from fixed slots. A
+  query's arithmetic then does not depend on how many tokens share its pass, so verify and plain decoding agree to the
+  bit wherever the backend's kernels treat rows independently. For the same reason slots come in multiples of
+  `ALIGNMENT`: masked slots at the end then add exact zeros to the lanes of a vectorised sum.
+* *wide* (prefill and training): one masked product over all rows.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from models.deepseek_v4.cache import ALIGNMENT, LayerCache
+from models.deepseek_v4.compressor import Compressor
+from models.deepseek_v4.config import DeepseekV4Config, LayerKind
+from models.deepseek_v4.indexer import Indexer
+from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.quantization import round_kv_rows
+from models.deepseek_v4.rope import Rotary
+
+NARROW = 32  # widest pass that takes the narrow way
+
+
+class AttentionProjections(nn.Module):
+    """What every V4 attention has: low-rank queries, one KV row a token, sinks, a grouped output projection.
+
+    Args:
+        config: sizes.
+        is_compressed: whether the layer has a compressor, which changes the base and the scaling of its rope.
+    """
+
+    def __init__(self, config: DeepseekV4Config, is_compressed: bool) -> None:
+        super().__init__()
+        hidden, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
+        self.wq_a = nn.Linear(hidden, config.q_lora_rank, bias=False)
+        self.q_norm = nn.RMSNorm(config.q_lora_rank, eps=config.rms_norm_eps)
+        self.wq_b = nn.Linear(config.q_lora_rank, heads * width, bias=False)
+        self.wkv = nn.Linear(hidden, width, bias=False)
+        self.kv_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.attn_sink = mx.zeros((heads,))
+        self.wo_a = nn.Linear(heads * width // config.o_groups, config.o_groups * config.o_lora_rank, bias=False)
+        self.wo_b = nn.Linear(config.o_groups * config.o_lora_rank, hidden, bias=False)
+        self.heads, self.width, self.groups = heads, width, config.o_groups
+        self.window = config.sliding_window
+        self.norm_eps = config.rms_norm_eps
+        self.simulates_quantization = config.simulate_quantization
+        if is_compressed:
+            self._rotary = Rotary(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling)
+        else:
+            self._rotary = Rotary(config.qk_rope_head_dim, config.rope_theta)
+
+    def queries(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array]:
+        """x (B, T, H) -> the normed latent (B, T, q_lora_rank) and roped queries (B, heads, T, d)."""
+        batch, count, _ = x.shape
+        latent = self.q_norm(self.wq_a(x))
+        queries = self.wq_b(latent).reshape(batch, count, self.heads, self.width).swapaxes(1, 2)
+        return latent, self._rotary(mx.fast.rms_norm(queries, None, self.norm_eps), offset)
+
+    def rows(self, x: mx.array, offset: int) -> mx.array:
+        """x (B, T, H) -> KV rows (B, T, d), normed and roped at ``offset ..``."""
+        rows = self._rotary(self.kv_norm(self.wkv(x)), offset)
+        return self.round_rows(rows) if self.simulates_quantization else rows
+
+    def round_rows(self, rows: mx.array) -> mx.array:
+        """The fp8 simulation of KV rows (..., d)."""
+        return round_kv_rows(rows, self._rotary.dims)
+
+    def project(self, attended: mx.array, offset: int) -> mx.array:
+        """Attended values (B, heads, T, d) -> (B, T, H): rotated back at the query's position, projected by group."""
+        batch, _, count, _ = attended.shape
+        attended = self._rotary(attended, offset, inverse=True).swapaxes(1, 2)
+        grouped = attended.reshape(batch, count, self.groups, -1).swapaxes(1, 2)
+        weight = self.wo_a.weight.reshape(self.groups, -1, grouped.shape[-1])
+        latent = (grouped @ weight.swapaxes(-1, -2)).swapaxes(1, 2).flatten(-2)
+        return self.wo_b(latent)
+
+    def weights(self, logits: mx.array) -> mx.array:
+        """Softmax of logits (B, heads, T, L) with a sink a head that takes weight and gives no value; float32."""
+        sinks = self.attn_sink.astype(mx.float32).reshape(1, -1, 1, 1)
+        logits = logits.astype(mx.float32)
+        largest = mx.stop_gradient(mx.maximum(logits.max(axis=-1, keepdims=True), sinks))
+        exponentials = mx.exp(logits - largest)
+        return exponentials / (exponentials.sum(axis=-1, keepdims=True) + mx.exp(sinks - largest))
+
+
+class Attention(AttentionProjections):
+    """The attention of one layer of the target.
+
+    Args:
+        config: sizes.
+        layer: which layer; decides the kind and the ratio.
+    """
+
+    def __init__(self, config: DeepseekV4Config, layer: int) -> None:
+        kind, ratio = config.kind(layer), config.compress_ratios[layer]
+        super().__init__(config, is_compressed=kind is not LayerKind.WINDOW)
+        self.ratio = ratio
+        if kind is not LayerKind.WINDOW:
+            self.compressor = Compressor(
+                config.hidden_size,
+                config.head_dim,
+                ratio,
+                overlap=kind is LayerKind.CSA,
+                norm_eps=config.rms_norm_eps,
+                rotary=self._rotary,
+            )
+        if kind is LayerKind.CSA:
+            self.indexer = Indexer(config, ratio, self._rotary)
+
+    def __call__(self, x: mx.array, cache: LayerCache | None, probe: Probe | None = None) -> mx.array:
+        """Attends T new tokens to themselves and to what the cache holds, and writes their rows to it.
+
+        Args:
+            x: (B, T, H) normed input.
+            cache: the layer's state, or None for a sequence that starts here and is not continued.
+            probe: collects what training needs, or None.
+
+        Returns:
+            (B, T, H).
+        """
+        offset = 0 if cache is None else cache.offset
+        count = x.shape[1]
+        latent, queries = self.queries(x, offset)
+        rows = self.rows(x, offset)
+        far = self._far_rows(x, latent, offset, cache, probe)
+        if cache is not None and count <= NARROW:
+            attended = self._narrow(queries, rows, far, cache)
+        else:
+            attended = self._wide(queries, rows, far, cache, probe)
+        if cache is not None:
+            cache.raw.append(rows, offset)
+        return self.project(attended, offset)
+
+    def _far_rows(
+        self, x: mx.array, latent: mx.array, offset: int, cache: LayerCache | None, probe: Probe | None
+    ) -> "FarRows | None":
+        """Advances the layer's compressors by x; returns what its queries attend to beyond the window, if anything."""
+        if "compressor" not in self:
+            return None
+        rounding = self.round_rows if self.simulates_quantization else None
+        rows = self.compressor(x, offset, cache and cache.compressor, rounding)
+        if "indexer" not in self:
+            return rows if rows is None else FarRows(rows, _visible(offset, x.shape[1], self.ratio, rows.shape[1]))
+        # The indexer has its own loss: its inputs carry no gradient back (DeepSeek-V3.2 report, section 2.1).
+        x, latent = mx.stop_gradient(x), mx.stop_gradient(latent)
+        keys = self.indexer.keys(x, offset, cache and cache.indexer)
+        if rows is None:
+            return None
+        visible = _visible(offset, x.shape[1], self.ratio, rows.shape[1])
+        needs_choice = rows.shape[1] > self.indexer.topk
+        if probe is None and not needs_choice:
+            return FarRows(rows, visible)
+        scores = mx.where(visible, self.indexer.scores(x, latent, keys, offset), -mx.inf)
+        if not needs_choice or (probe is not None and probe.is_dense):
+            return FarRows(rows, visible, scores)
+        return FarRows(rows, visible, scores, self.indexer.choose(mx.stop_gradient(scores)))
+
+    def _narrow(self, queries: mx.array, rows: mx.array, far: "FarRows | None", cache: LayerCache) -> mx.array:
+        """Every query over its own window slots and compressed rows: (B, heads, T, d)."""
+        batch, _, count, width = queries.shape
+        scale = width**-0.5
+        slots = -(-self.window // ALIGNMENT) * ALIGNMENT
+        held = min(cache.offset, self.window - 1)
+        near = [mx.zeros((batch, slots - 1 - held, width), dtype=rows.dtype), rows]
+        if held:
+            near.insert(1, cache.raw.before(cache.offset, held).astype(rows.dtype))
+        near = mx.concatenate(near, axis=1)  # (B, slots - 1 + T, d): query t reads slots t .. t + slots - 1
+        positions = mx.arange(slots)[None] + mx.arange(count)[:, None]
+        windows = near[:, positions] if count > 1 else near[:, None]  # (B, T, slots, d)
+        each = queries.swapaxes(1, 2)  # (B, T, heads, d)
+        logits = (each @ windows.swapaxes(-1, -2)) * scale
+        if slots != self.window or held < self.window - 1:
+            # Slot i of query t holds position offset + t - (slots - 1) + i; outside the window or before 0 is empty.
+            is_held = (positions + (cache.offset - slots + 1) >= 0) & (mx.arange(slots) >= slots - self.window)
+            logits = mx.where(is_held[:, None], logits, -mx.inf)
+        if far is None:
+            return (self.weights(logits.swapaxes(1, 2)).swapaxes(1, 2).astype(rows.dtype) @ windows).swapaxes(1, 2)
+        far_rows, is_visible = far.by_query()
+        far_logits = mx.where(is_visible[:, :, None], (each @ far_rows.swapaxes(-1, -2)) * scale, -mx.inf)
+        weights = self.weights(mx.concatenate([logits, far_logits], axis=-1).swapaxes(1, 2)).swapaxes(1, 2)
+        weights = weights.astype(rows.dtype)
+        return (weights[..., :slots] @ windows + weights[..., slots:] @ far_rows).swapaxes(1, 2)
+
+    def _wide(
+        self, queries: mx.array, rows: mx.array, far: "FarRows | None", cache: LayerCache | None, probe: Probe | None
+    ) -> mx.array:
+        """All queries over all rows under one mask: (B, heads, T, d)."""
+        count, width = queries.shape[-2:]
+        held = 0 if cache is None else min(cache.offset, self.window - 1)
+        if held:
+            rows = mx.concatenate([cache.raw.before(cache.offset, held).astype(rows.dtype), rows], axis=1)
+        query = mx.arange(count)[:, None] + held
+        key = mx.arange(held + count)
+        mask = ((key <= query) & (key > query - self.window))[None]
+        if far is not None:
+            is_attended = far.attended()
+            mask = mx.broadcast_to(mask, (is_attended.shape[0], *mask.shape[1:]))
+            mask = mx.concatenate([mask, is_attended], axis=-1)
+            rows = mx.concatenate([rows, far.rows], axis=1)
+        logits = (queries @ rows[:, None].swapaxes(-1, -2)) * width**-0.5
+        weights = self.weights(mx.where(mask[:, None], logits, -mx.inf))
+        if probe is not None and far is not None and far.scores is not None:
+            probe.record_indexer(weights[..., -far.rows.shape[1] :], far.scores, is_attended)
+        return weights.astype(rows.dtype) @ rows[:, None]
+
+
+@dataclass(frozen=True)
+class FarRows:
+    """Compressed rows and which of them each query attends to.
+
+    Attributes:
+        rows: (B, R, d).
+        visible: (T, R) bool, windows closed by the query's position or before.
+        scores: (B, T, R) float32 index scores, -inf where invisible; None if the indexer was not asked.
+        chosen: (B, T, k) the indexer's choice, ascending; None where every visible row is attended.
+    """
+
+    rows: mx.array
+    visible: mx.array
+    scores: mx.array | None = None
+    chosen: mx.array | None = None
+
+    def by_query(self) -> tuple[mx.array, mx.array]:
+        """Rows (B, 1 or T, R or k, d) of each query and whether they are visible (B or 1, T, R or k)."""
+        if self.chosen is None:
+            return self.rows[:, None], self.visible[None]
+        rows = mx.take_along_axis(self.rows[:, None], self.chosen[..., None], axis=2)
+        visible = mx.broadcast_to(self.visible, (self.rows.shape[0], *self.visible.shape))
+        return rows, mx.take_along_axis(visible, self.chosen, axis=-1)
+
+    def attended(self) -> mx.array:
+        """(B or 1, T, R) bool."""
+        if self.chosen is None:
+            return self.visible[None]
+        is_chosen = mx.zeros((*self.chosen.shape[:2], self.rows.shape[1]), dtype=mx.bool_)
+        return self.visible & mx.put_along_axis(is_chosen, self.chosen, mx.array(True), axis=-1)
+
+
+def _visible(offset: int, count: int, ratio: int, rows: int) -> mx.array:
+    """(T, R) bool: the windows that each query's own position, or an earlier one, has closed."""
+    closed = (mx.arange(offset, offset + count) + 1) // ratio
+    return mx.arange(rows)[None] < closed[:, None]

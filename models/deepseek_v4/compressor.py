@@ -1,0 +1,114 @@
+"""Pools the tokens of each closed window into one row, per channel, by learned scores.
+
+Source: DeepSeek-V4 technical report, compressed attention; formulas as in the reference's decode step, generalised to
+any number of new tokens.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from models.deepseek_v4.cache import CompressorState
+from models.deepseek_v4.rope import Rotary
+
+
+class Compressor(nn.Module):
+    """One compressor: keys and scores per token, one pooled row per closed window.
+
+    Args:
+        hidden_size: H, width of its input.
+        width: d, entries of a pooled row.
+        ratio: tokens a window.
+        overlap: whether window w also pools the first halves of window w - 1 (CSA).
+        norm_eps: epsilon of the RMSNorm of pooled rows.
+        rotary: rotates pooled rows at their window's first position.
+    """
+
+    def __init__(
+        self, hidden_size: int, width: int, ratio: int, overlap: bool, norm_eps: float, rotary: Rotary
+    ) -> None:
+        super().__init__()
+        halves = 2 if overlap else 1
+        self.wkv = nn.Linear(hidden_size, halves * width, bias=False)
+        self.wgate = nn.Linear(hidden_size, halves * width, bias=False)
+        self.ape = mx.zeros((ratio, halves * width))
+        self.norm = nn.RMSNorm(width, eps=norm_eps)
+        self.width = width
+        self.ratio = ratio
+        self.overlap = overlap
+        self._rotary = rotary
+
+    def __call__(
+        self,
+        x: mx.array,
+        offset: int,
+        state: CompressorState | None,
+        rounding: Callable[[mx.array], mx.array] | None = None,
+    ) -> mx.array | None:
+        """Appends tokens, closes the windows that end among them, and returns every row closed so far.
+
+        Args:
+            x: (B, T, H) the layer's normed input at positions ``offset .. offset + T - 1``.
+            offset: tokens before x.
+            state: rows of earlier calls, updated; None when offset is 0 and nothing is to be remembered.
+            rounding: quantisation simulation of pooled rows, or None.
+
+        Returns:
+            (B, R, d) in x's dtype, R >= windows closed (rows past that are to be masked), or None if no window ever
+            closed.
+        """
+        count, ratio = x.shape[1], self.ratio
+        wide = x.astype(mx.float32)
+        first_phase = offset % ratio
+        ape = self.ape.astype(mx.float32)[mx.arange(first_phase, first_phase + count) % ratio]
+        rows = mx.concatenate(
+            [
+                wide @ self.wkv.weight.astype(mx.float32).T,
+                wide @ self.wgate.weight.astype(mx.float32).T + ape,
+            ],
+            axis=-1,
+        )
+        first, end = offset // ratio, (offset + count) // ratio
+        pooled = None
+        if end > first:
+            pooled = self._pool(rows, offset, first, end, state).astype(x.dtype)
+            pooled = self._rotary(self.norm(pooled), first, stride=ratio)
+            if rounding is not None:
+                pooled = rounding(pooled)
+        if state is None:
+            return pooled
+        state.frontier.append(rows, offset)
+        if pooled is not None:
+            state.pooled.write(pooled, first)
+        return state.pooled.read(end)
+
+    def _pool(self, rows: mx.array, offset: int, first: int, end: int, state: CompressorState | None) -> mx.array:
+        """(B, end - first, d) float32: the windows first .. end - 1, pooled."""
+        batch, ratio, width = rows.shape[0], self.ratio, self.width
+        halves = 2 if self.overlap else 1
+        start = max((first - halves + 1) * ratio, 0)
+        if offset > start:
+            rows = mx.concatenate([state.frontier.before(offset, offset - start), rows], axis=1)
+        rows = rows[:, : end * ratio - start]
+        keys, scores = rows[..., : halves * width], rows[..., halves * width :]
+        keys = keys.reshape(batch, -1, ratio, halves * width)
+        scores = scores.reshape(batch, -1, ratio, halves * width)
+        if self.overlap:
+            keys = _with_previous(keys, width, first == 0, 0.0)
+            scores = _with_previous(scores, width, first == 0, -mx.inf)
+        return (mx.softmax(scores, axis=2) * keys).sum(axis=2)
+
+
+def _with_previous(windows: mx.array, width: int, is_start: bool, fill: float) -> mx.array:
+    """Puts the first halves of each window's predecessor before its own second halves.
+
+    (B, w, r, 2d) -> (B, w', 2r, d); w' is w when the sequence starts here (window 0 gets ``fill``), else w - 1.
+    """
+    previous, own = windows[..., :width], windows[..., width:]
+    if is_start:
+        none = mx.full((windows.shape[0], 1, *previous.shape[2:]), fill, dtype=windows.dtype)
+        previous = mx.concatenate([none, previous[:, :-1]], axis=1)
+    else:
+        previous, own = previous[:, :-1], own[:, 1:]
+    return mx.concatenate([previous, own], axis=2)

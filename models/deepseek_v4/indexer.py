@@ -1,0 +1,59 @@
+"""The lightning indexer: scores every compressed row for every query and chooses the top k (CSA layers)."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from models.deepseek_v4.cache import CompressorState
+from models.deepseek_v4.compressor import Compressor
+from models.deepseek_v4.config import DeepseekV4Config
+from models.deepseek_v4.quantization import round_index_rows
+from models.deepseek_v4.rope import Rotary
+
+
+class Indexer(nn.Module):
+    """Index heads over keys of their own compressor."""
+
+    def __init__(self, config: DeepseekV4Config, ratio: int, rotary: Rotary) -> None:
+        super().__init__()
+        self.heads, self.width = config.index_n_heads, config.index_head_dim
+        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.width, bias=False)
+        self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
+        self.compressor = Compressor(
+            config.hidden_size, self.width, ratio, overlap=True, norm_eps=config.rms_norm_eps, rotary=rotary
+        )
+        self.topk = config.index_topk
+        self._rotary = rotary
+        self._rounding = round_index_rows if config.simulate_quantization else None
+
+    def keys(self, x: mx.array, offset: int, state: CompressorState | None) -> mx.array | None:
+        """Advances the index compressor by x (B, T, H); returns keys (B, R, index_head_dim) or None."""
+        return self.compressor(x, offset, state, self._rounding)
+
+    def scores(self, x: mx.array, latent: mx.array, keys: mx.array, offset: int) -> mx.array:
+        """How much each query wants each compressed row, unmasked.
+
+        Args:
+            x: (B, T, H) the layer's normed input. latent: (B, T, q_lora_rank) the attention's normed query latent.
+            keys: (B, R, index_head_dim). offset: position of the first query.
+
+        Returns:
+            (B, T, R) float32.
+        """
+        batch, count, _ = x.shape
+        queries = self.wq_b(latent).reshape(batch, count, self.heads, self.width).swapaxes(1, 2)
+        queries = self._rotary(queries, offset)
+        if self._rounding is not None:
+            queries = self._rounding(queries)
+        weights = self.weights_proj(x).astype(mx.float32) * (self.heads * self.width) ** -0.5
+        similarity = queries @ keys[:, None].swapaxes(-1, -2)  # (B, heads, T, R)
+        positive = mx.maximum(similarity, 0).astype(mx.float32)
+        return (positive * weights.swapaxes(1, 2)[..., None]).sum(axis=1)
+
+    def choose(self, scores: mx.array) -> mx.array:
+        """The top-k rows of masked scores (B, T, R): indices (B, T, k) ascending; ties go to the earlier row.
+
+        A stable sort, not a partition: the choice must not depend on how many masked rows follow, or a verify pass
+        could choose otherwise than a single step does.
+        """
+        best = mx.argsort(-scores, axis=-1)[..., : self.topk]
+        return mx.sort(best, axis=-1)

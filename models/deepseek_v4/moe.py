@@ -1,0 +1,111 @@
+"""The mixture of experts: hash- or score-routed experts and one shared expert."""
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import SwitchGLU
+
+from models.deepseek_v4.config import DeepseekV4Config
+from models.deepseek_v4.probe import Probe
+
+
+class ClampedSwiGLU(nn.Module):
+    """``silu(min(gate, limit)) * clip(up, -limit, limit)``: the gate is clamped above only."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __call__(self, up: mx.array, gate: mx.array) -> mx.array:
+        """Two arrays of one shape -> the same shape."""
+        return nn.silu(mx.minimum(gate, self.limit)) * mx.clip(up, -self.limit, self.limit)
+
+
+class Gate(nn.Module):
+    """Chooses experts and their weights.
+
+    Hash-routed layers look experts up by token id; others take the top k of score + bias. The weights come from the
+    scores without bias in both cases, sum to ``routed_scaling_factor``.
+    """
+
+    def __init__(self, config: DeepseekV4Config, is_hash: bool) -> None:
+        super().__init__()
+        self.weight = mx.zeros((config.n_routed_experts, config.hidden_size))
+        self.topk = config.num_experts_per_tok
+        self.scaling = config.routed_scaling_factor
+        if is_hash:
+            self.tid2eid = mx.zeros((config.vocab_size, self.topk), dtype=mx.int64)
+        else:
+            self.bias = mx.zeros((config.n_routed_experts,))
+        # Neither has a gradient: the table is fixed and the bias is moved by the balancing rule.
+        self.freeze(keys=["tid2eid", "bias"], strict=False)
+
+    def __call__(self, x: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Args: x (B, T, H), tokens (B, T) ids. Returns: experts (B, T, k) and weights (B, T, k) float32."""
+        scores = mx.sqrt(nn.softplus(x.astype(mx.float32) @ self.weight.astype(mx.float32).T))
+        if "tid2eid" in self:
+            experts = self.tid2eid[tokens]
+        else:
+            biased = mx.stop_gradient(scores) + self.bias
+            experts = mx.argpartition(-biased, kth=self.topk - 1, axis=-1)[..., : self.topk]
+        weights = mx.take_along_axis(scores, experts, axis=-1)
+        return experts, weights / (weights.sum(axis=-1, keepdims=True) + 1e-20) * self.scaling
+
+
+class SharedExpert(nn.Module):
+    """The expert that every token passes; w1 gate, w3 up, w2 down."""
+
+    def __init__(self, hidden_size: int, inner_size: int, limit: float) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(hidden_size, inner_size, bias=False)
+        self.w2 = nn.Linear(inner_size, hidden_size, bias=False)
+        self.w3 = nn.Linear(hidden_size, inner_size, bias=False)
+        self.activation = ClampedSwiGLU(limit)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(B, T, H) -> (B, T, H)."""
+        return self.w2(self.activation(self.w3(x), self.w1(x)))
+
+
+class MixtureOfExperts(nn.Module):
+    """Routed experts plus the shared one.
+
+    Args:
+        config: sizes.
+        is_hash: whether experts are looked up by token id.
+    """
+
+    def __init__(self, config: DeepseekV4Config, is_hash: bool) -> None:
+        super().__init__()
+        self.gate = Gate(config, is_hash)
+        self.experts = SwitchGLU(
+            config.hidden_size,
+            config.moe_intermediate_size,
+            config.n_routed_experts,
+            activation=ClampedSwiGLU(config.swiglu_limit),
+        )
+        self.shared_experts = SharedExpert(config.hidden_size, config.moe_intermediate_size, config.swiglu_limit)
+
+    def __call__(self, x: mx.array, tokens: mx.array, probe: Probe | None = None, layer: int = 0) -> mx.array:
+        """Args: x (B, T, H), tokens (B, T). Returns: (B, T, H) in x's dtype, summed in float32."""
+        experts, weights = self.gate(x, tokens)
+        if probe is not None and "bias" in self.gate:
+            probe.record_load(layer, experts, self.gate.weight.shape[0])
+        if self.training:
+            routed = self._every_expert(x, experts, weights)
+        else:
+            routed = (self.experts(x, experts).astype(mx.float32) * weights[..., None]).sum(axis=-2)
+        return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
+
+    def _every_expert(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
+        """The same sum with every expert evaluated and most weights zero.
+
+        For training small models: two plain products instead of gathers, whose gradients are slow, at the price of
+        evaluating all E experts.
+        """
+        count, inner, hidden = self.experts.gate_proj.weight.shape
+        gates = (mx.expand_dims(weights, -1) * (mx.expand_dims(experts, -1) == mx.arange(count))).sum(axis=-2)
+        gate = x @ self.experts.gate_proj.weight.reshape(count * inner, hidden).T
+        up = x @ self.experts.up_proj.weight.reshape(count * inner, hidden).T
+        inside = self.experts.activation(up, gate).reshape(*x.shape[:-1], count, inner)
+        inside = (inside * gates[..., None].astype(x.dtype)).flatten(-2)
+        return (inside @ self.experts.down_proj.weight.swapaxes(1, 2).reshape(count * inner, hidden)).astype(mx.float32)

@@ -1,0 +1,1 @@
+"""Checkpoint files: names, census, reading and writing."""

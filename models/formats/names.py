@@ -1,0 +1,28 @@
+"""Names of the DeepSeek-V4 checkpoint's tensors, from names of this library's parameters.
+
+The modules are named as the checkpoint names them, but for two things: hyper-connections are modules here and flat
+names there, and an expert layer is one stacked array here and a tensor an expert there.
+"""
+
+import re
+
+EXPERT_WEIGHTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_STACKED = re.compile(r"(.*ffn\.experts)\.(gate_proj|up_proj|down_proj)\.weight")
+_HYPER_CONNECTION = re.compile(r"(.*)(hc_attn|hc_ffn|hc_head)\.(fn|base|scale)")
+
+FLOAT32_NAMES = re.compile(
+    r"hc_(attn|ffn|head)_(fn|base|scale)|attn_sink|\.ape$|gate\.(weight|bias)$|compressor\.(wkv|wgate)\.weight$"
+)
+"""Tensors that are computed in float32 whatever the model's dtype, and so are kept in it (the reference's table)."""
+
+
+def checkpoint_names(parameter: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """The checkpoint tensors, with their shapes, that make up one parameter; several for stacked experts, in order."""
+    stacked = _STACKED.fullmatch(parameter)
+    if stacked:
+        prefix, weight = stacked[1], EXPERT_WEIGHTS[stacked[2]]
+        return [(f"{prefix}.{expert}.{weight}.weight", shape[1:]) for expert in range(shape[0])]
+    flat = _HYPER_CONNECTION.fullmatch(parameter)
+    if flat:
+        return [(f"{flat[1]}{flat[2]}_{flat[3]}", shape)]
+    return [(parameter, shape)]

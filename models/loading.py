@@ -1,0 +1,108 @@
+"""``load(path) -> (model, tokenizer)``: a DeepSeek-V4 checkpoint folder becomes a target that runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+
+from models.deepseek_v4.config import DeepseekV4Config
+from models.deepseek_v4.model import Model
+from models.errors import ModelError
+from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
+
+DRAFTER_PREFIX = "mtp."  # a checkpoint keeps its drafter's tensors beside the target's, under this prefix
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The folder of a checkpoint: as given, or, for what ships with the library, relative to its root.
+
+    Raises:
+        ModelError: there is no such folder, or it has no config.json.
+    """
+    here = Path(path).expanduser()
+    for folder in (here, Path(__file__).parent.parent / here):
+        if (folder / "config.json").is_file():
+            return folder
+    what = "holds no config.json" if here.is_dir() else "is no folder"
+    raise ModelError(f"{path} {what}: wanted a checkpoint folder with config.json and *.safetensors")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        ModelError: it is not JSON.
+    """
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+
+
+def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
+    """A dtype from its name.
+
+    Raises:
+        ModelError: the name is unknown.
+    """
+    if dtype is None or isinstance(dtype, mx.Dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype: wanted one of {', '.join(DTYPES)} or null, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
+    """The target alone, without its tokenizer; arguments and errors as `load`."""
+    folder = find_checkpoint(path)
+    values = read_config(folder)
+    if values.get("model_type") != "deepseek_v4":
+        raise ModelError(f"{folder}: wanted model_type deepseek_v4 in config.json, got {values.get('model_type')!r}")
+    try:
+        model = Model(DeepseekV4Config.from_dict(values))
+    except ValueError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from error
+    headers = {name: header for name, header in read_headers(folder).items() if not name.startswith(DRAFTER_PREFIX)}
+    census(expected_tensors(model), headers, folder, "target")
+    load_weights(model, headers, parse_dtype(dtype))
+    model.path = str(folder)
+    return model.eval()
+
+
+def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, TokenizerWrapper]:
+    """Loads a target and its tokenizer from a folder in the layout of the DeepSeek-V4 checkpoints.
+
+    Args:
+        path: folder with ``config.json`` (``model_type: deepseek_v4``), ``*.safetensors`` and tokenizer files.
+        dtype: "float32", "bfloat16" or "float16" for the weights; None keeps the checkpoint's.
+
+    Returns:
+        The model in evaluation mode and mlx-lm's tokenizer wrapper.
+
+    Raises:
+        ModelError: the folder, its configuration, its tensors or its tokenizer do not fit; nothing is half-loaded.
+    """
+    model = load_model(path, dtype)
+    return model, load_matching_tokenizer(Path(model.path), model.args.vocab_size)
+
+
+def load_matching_tokenizer(folder: Path, vocab_size: int) -> TokenizerWrapper:
+    """The folder's tokenizer.
+
+    Raises:
+        ModelError: there is none, or it has ids that the vocabulary does not.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{folder} holds no tokenizer.json: copy the checkpoint's tokenizer files beside its weights")
+    tokenizer = load_tokenizer(folder)
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocab_size:
+        raise ModelError(
+            f"the tokenizer in {folder} has token id {largest}, but the model's vocabulary has {vocab_size}: "
+            "use the tokenizer that the checkpoint came with"
+        )
+    return tokenizer
