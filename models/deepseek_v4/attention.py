@@ -6,7 +6,7 @@ One shared row per token is key and value of all heads. Two ways lead to the sam
   query's arithmetic then does not depend on how many tokens share its pass, so verify and plain decoding agree to the
   bit wherever the backend's kernels treat rows independently. For the same reason slots come in multiples of
   `ALIGNMENT`: masked slots at the end then add exact zeros to the lanes of a vectorised sum.
-* *wide* (prefill and training): one masked product over all rows.
+* *wide* (prefill and training): queries in blocks of the window's length, so that cost grows with T, not with T * T.
 """
 
 from dataclasses import dataclass
@@ -79,8 +79,8 @@ class AttentionProjections(nn.Module):
         return self.wo_b(latent)
 
     def weights(self, logits: mx.array) -> mx.array:
-        """Softmax of logits (B, heads, T, L) with a sink a head that takes weight and gives no value; float32."""
-        sinks = self.attn_sink.astype(mx.float32).reshape(1, -1, 1, 1)
+        """Softmax of logits (B, heads, ..., L) with a sink a head that takes weight and gives no value; float32."""
+        sinks = self.attn_sink.astype(mx.float32).reshape(-1, *([1] * (logits.ndim - 2)))
         logits = logits.astype(mx.float32)
         largest = mx.stop_gradient(mx.maximum(logits.max(axis=-1, keepdims=True), sinks))
         exponentials = mx.exp(logits - largest)
@@ -188,24 +188,41 @@ class Attention(AttentionProjections):
     def _wide(
         self, queries: mx.array, rows: mx.array, far: "FarRows | None", cache: LayerCache | None, probe: Probe | None
     ) -> mx.array:
-        """All queries over all rows under one mask: (B, heads, T, d)."""
-        count, width = queries.shape[-2:]
-        held = 0 if cache is None else min(cache.offset, self.window - 1)
+        """Queries in blocks as long as the window, each over its own and the previous block: (B, heads, T, d)."""
+        batch, heads, count, width = queries.shape
+        window = self.window
+        offset = 0 if cache is None else cache.offset
+        held = min(offset, window)
+        blocks = -(-count // window)
+        excess = blocks * window - count
+        # Row j of near stands at position offset - window + j: one block of history, then the new tokens.
+        near = mx.pad(rows, [(0, 0), (window, excess), (0, 0)])
         if held:
-            rows = mx.concatenate([cache.raw.before(cache.offset, held).astype(rows.dtype), rows], axis=1)
-        query = mx.arange(count)[:, None] + held
-        key = mx.arange(held + count)
-        mask = ((key <= query) & (key > query - self.window))[None]
-        if far is not None:
-            is_attended = far.attended()
-            mask = mx.broadcast_to(mask, (is_attended.shape[0], *mask.shape[1:]))
-            mask = mx.concatenate([mask, is_attended], axis=-1)
-            rows = mx.concatenate([rows, far.rows], axis=1)
-        logits = (queries @ rows[:, None].swapaxes(-1, -2)) * width**-0.5
-        weights = self.weights(mx.where(mask[:, None], logits, -mx.inf))
-        if probe is not None and far is not None and far.scores is not None:
-            probe.record_indexer(weights[..., -far.rows.shape[1] :], far.scores, is_attended)
-        return weights.astype(rows.dtype) @ rows[:, None]
+            held = min(held, window - 1)  # the row just outside every query's window is not needed
+            history = cache.raw.before(offset, held).astype(rows.dtype)
+            near = mx.concatenate([near[:, : window - held], history, near[:, window:]], axis=1)
+        near = near.reshape(batch, blocks + 1, window, width)
+        near = mx.concatenate([near[:, :-1], near[:, 1:]], axis=2)[:, None]  # (B, 1, blocks, 2 * window, d)
+        queries = mx.pad(queries, [(0, 0), (0, 0), (0, excess), (0, 0)])
+        each = queries.reshape(batch, heads, blocks, window, width)
+        query, key = mx.arange(window)[:, None] + window, mx.arange(2 * window)
+        position = key + mx.arange(blocks)[:, None, None] * window + (offset - window)
+        is_near = (key <= query) & (key > query - window) & (position >= 0)
+        scale = width**-0.5
+        logits = mx.where(is_near, (each @ near.swapaxes(-1, -2)) * scale, -mx.inf)
+        if far is None:
+            attended = self.weights(logits).astype(rows.dtype) @ near
+            return attended.reshape(batch, heads, -1, width)[:, :, :count]
+        is_attended = far.attended()
+        is_far = mx.pad(is_attended, [(0, 0), (0, excess), (0, 0)])[:, None]
+        far_logits = (queries @ far.rows[:, None].swapaxes(-1, -2)) * scale
+        far_logits = mx.where(is_far, far_logits, -mx.inf).reshape(batch, heads, blocks, window, -1)
+        weights = self.weights(mx.concatenate([logits, far_logits], axis=-1))
+        far_weights = weights[..., 2 * window :].reshape(batch, heads, blocks * window, -1)
+        if probe is not None and far.scores is not None:
+            probe.record_indexer(far_weights[:, :, :count], far.scores, is_attended)
+        attended = (weights[..., : 2 * window].astype(rows.dtype) @ near).reshape(batch, heads, -1, width)
+        return (attended + far_weights.astype(rows.dtype) @ far.rows[:, None])[:, :, :count]
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,12 @@ class Rotary:
         self.dims = dims
         self.periods = 1.0 / inverse_frequencies(dims, theta, yarn)  # what mx.fast.rope calls freqs
 
-    def __call__(self, x: mx.array, offset: int, *, stride: int = 1, inverse: bool = False) -> mx.array:
+    def __call__(self, x: mx.array, offset: int | mx.array, *, stride: int = 1, inverse: bool = False) -> mx.array:
         """Rotates rows at positions ``(offset + t) * stride``.
 
         Args:
             x: (..., T, d) rows, d >= dims, any float dtype.
-            offset: index of the first row.
+            offset: index of the first row; an int32 array (B,) gives each sequence its own.
             stride: positions from one row to the next (a compressor's ratio; 1 for tokens).
             inverse: rotate back.
 

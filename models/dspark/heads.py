@@ -1,0 +1,34 @@
+"""The two small heads on a block's hidden states: what follows what, and how sure the drafter is."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+class MarkovHead(nn.Module):
+    """First-order bias on the logits: ``W2 W1[previous]`` of rank R (DSpark paper, section 3.1)."""
+
+    def __init__(self, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+
+    def embed(self, previous: mx.array) -> mx.array:
+        """Token ids (...) -> (..., R)."""
+        return self.markov_w1(previous)
+
+    def bias(self, embedded: mx.array) -> mx.array:
+        """(..., R) -> logit bias (..., V) float32."""
+        return self.markov_w2(embedded).astype(mx.float32)
+
+
+class ConfidenceHead(nn.Module):
+    """Logit of the probability that a position's token stands, given that those before it do."""
+
+    def __init__(self, hidden_size: int, rank: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(hidden_size + rank, 1, bias=False)
+
+    def __call__(self, hidden: mx.array, embedded: mx.array) -> mx.array:
+        """Hidden (..., H) and the previous token's Markov embedding (..., R) -> (...) float32 logits."""
+        joined = mx.concatenate([hidden.astype(mx.float32), embedded.astype(mx.float32)], axis=-1)
+        return (joined @ self.proj.weight.astype(mx.float32).T)[..., 0]

@@ -1,0 +1,48 @@
+"""``load_dspark(path, target) -> network``: the drafter that a checkpoint keeps under ``mtp.*``."""
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from models.deepseek_v4.model import Model
+from models.dspark.config import DSparkConfig
+from models.dspark.network import Network
+from models.errors import ModelError
+from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
+from models.loading import DRAFTER_PREFIX, find_checkpoint, read_config
+
+
+def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> Network:
+    """Loads the DSpark drafter of a checkpoint.
+
+    Args:
+        path: checkpoint folder; None for the one that the target came from.
+        target: the model that it drafts for; gives embedding, head and dtype.
+        quant: quantisation of its matrices; only None (as stored) so far.
+
+    Returns:
+        The network in evaluation mode.
+
+    Raises:
+        ModelError: there is no DSpark drafter, it does not fit the target, or tensors are missing or unexpected.
+    """
+    if quant is not None:
+        raise ModelError(f"drafter.quant: wanted null (weights as stored), got {quant!r}; no other is supported yet")
+    if path is None and target.path is None:
+        raise ModelError("drafter.path is null and the target was not loaded from a folder: give a checkpoint folder")
+    folder = find_checkpoint(path or target.path)
+    headers = {name: header for name, header in read_headers(folder).items() if name.startswith(DRAFTER_PREFIX)}
+    if not headers:
+        raise ModelError(f"{folder} holds no drafter ({DRAFTER_PREFIX}* tensors): give drafter.path another folder")
+    if not any("main_proj" in name for name in headers):
+        raise ModelError(f"the {DRAFTER_PREFIX}* tensors in {folder} are no DSpark drafter (no main_proj)")
+    stages = 1 + max(int(name.split(".")[1]) for name in headers)
+    try:
+        config = DSparkConfig.from_dict(read_config(folder), target.args, stages)
+    except ValueError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from error
+    network = Network(config, target)
+    census(expected_tensors(network), headers, folder, "DSpark drafter")
+    load_weights(network, headers, target.embed.weight.dtype)
+    mx.eval(network.parameters())
+    return network.eval()

@@ -1,0 +1,161 @@
+"""The DSpark network: three V4 blocks over injected context rows, a Markov head and a confidence head.
+
+Source: DSpark paper (arXiv 2607.05147) section 3; DeepSeek-V4-Flash's checkpoint layout (`mtp.*` tensors). Parameters
+are grouped as the checkpoint stores them: ``main_proj``/``main_norm`` in the first stage, norm and heads in the last.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from models.deepseek_v4.hyper_connection import HyperHead
+from models.deepseek_v4.model import Model
+from models.deepseek_v4.probe import Probe
+from models.dspark.config import DSparkConfig
+from models.dspark.heads import ConfidenceHead, MarkovHead
+from models.dspark.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOutput:
+    """What a block's backbone gives, before the Markov term.
+
+    Attributes:
+        hidden: (B, G, H) collapsed streams before the last norm.
+        normed: (B, G, H) after it.
+        logits: (B, G, V) float32 through the target's head.
+    """
+
+    hidden: mx.array
+    normed: mx.array
+    logits: mx.array
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOutput:
+    """A drafted block.
+
+    Attributes:
+        tokens: (B, G) int32.
+        confidence: (B, G) float32 in (0, 1), each given that the earlier tokens stand.
+        logits: (B, G, V) float32 with the Markov term.
+    """
+
+    tokens: mx.array
+    confidence: mx.array
+    logits: mx.array
+
+
+class FirstStage(Stage):
+    """The stage that also fuses the tapped features."""
+
+    def __init__(self, config: DSparkConfig, number: int) -> None:
+        super().__init__(config.block, number)
+        hidden = config.block.hidden_size
+        self.main_proj = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+        self.main_norm = nn.RMSNorm(hidden, eps=config.block.rms_norm_eps)
+
+
+class Network(nn.Module):
+    """DSpark for a DeepSeek-V4 target, whose embedding and head it shares.
+
+    Attributes:
+        config: sizes.
+        block_size: gamma. window: context rows a block sees. taps: layers of the target it reads.
+    """
+
+    def __init__(self, config: DSparkConfig, target: Model) -> None:
+        super().__init__()
+        block = config.block
+        self.config = config
+        self.block_size = config.block_size
+        self.window = block.sliding_window
+        self.taps = config.target_layer_ids
+        self.num_stages = config.stages
+        self.mtp = [  # the name under which checkpoints keep a drafter
+            FirstStage(config, number) if number == 0 else Stage(block, number) for number in range(config.stages)
+        ]
+        last = self.mtp[-1]
+        last.norm = nn.RMSNorm(block.hidden_size, eps=block.rms_norm_eps)
+        last.hc_head = HyperHead(block.hc_mult, block.hidden_size, block.hc_eps, block.rms_norm_eps)
+        last.markov_head = MarkovHead(block.vocab_size, config.markov_rank)
+        last.confidence_head = ConfidenceHead(block.hidden_size, config.markov_rank)
+        self._target = [target]  # in a list: shared with the target, so none of this network's parameters
+
+    @property
+    def markov_head(self) -> MarkovHead:
+        """The last stage's Markov head."""
+        return self.mtp[-1].markov_head
+
+    def context_rows(self, features: mx.array, offset: int = 0) -> list[mx.array]:
+        """KV rows that each stage attends to for committed tokens.
+
+        Args:
+            features: (B, S, len(taps) * H) the target's tapped outputs at positions ``offset ..``.
+            offset: position of the first.
+
+        Returns:
+            One (B, S, d) array a stage, normed and roped.
+        """
+        first = self.mtp[0]
+        fused = first.main_norm(first.main_proj(features.astype(first.main_proj.weight.dtype)))
+        return [stage.attn.rows(fused, offset) for stage in self.mtp]
+
+    def block(
+        self,
+        anchor: mx.array,
+        position: int | mx.array,
+        context: list[mx.array],
+        is_context: mx.array | None = None,
+        probe: Probe | None = None,
+    ) -> BlockOutput:
+        """Runs the backbone over one block: the anchor, then noise tokens; row k predicts the token k + 1 after it.
+
+        Args:
+            anchor: (B,) int token ids. position: of the anchor, or (B,) int32.
+            context: rows (B, C, d) a stage of the positions before it. is_context: (B, C) bool, None if all exist.
+        """
+        batch = anchor.shape[0]
+        noise = mx.full((batch, self.block_size - 1), self.config.noise_token_id, dtype=mx.int32)
+        tokens = mx.concatenate([anchor[:, None].astype(mx.int32), noise], axis=1)
+        target = self._target[0]
+        x = target.embed(tokens)
+        streams = mx.broadcast_to(x[:, :, None], (*x.shape[:2], self.config.block.hc_mult, x.shape[-1]))
+        for stage, rows in zip(self.mtp, context, strict=True):
+            streams = stage(streams, tokens, position, rows, is_context, probe)
+        last = self.mtp[-1]
+        hidden = last.hc_head(streams)
+        normed = last.norm(hidden)
+        return BlockOutput(hidden=hidden, normed=normed, logits=target.head(normed).astype(mx.float32))
+
+    def confidence_logits(self, output: BlockOutput, embedded: mx.array) -> mx.array:
+        """(B, G) float32, from a block and the Markov embeddings (B, G, R) of the tokens before each row."""
+        hidden = output.hidden if self.config.confidence_input == "pre_norm" else output.normed
+        return self.mtp[-1].confidence_head(hidden, embedded)
+
+    def draft(self, anchor: mx.array, position: int, context: list[mx.array], gamma: int | None = None) -> DraftOutput:
+        """Proposes by argmax: each row's logits plus the Markov bias of the token before it.
+
+        The backbone always runs its whole block, which is what it was trained on; ``gamma`` cuts the result.
+
+        Args:
+            anchor: (B,) int. position: of the anchor. context: (B, C, d) a stage, C = min(window, position).
+            gamma: tokens wanted, at most ``block_size``; None for all.
+        """
+        gamma = self.block_size if gamma is None else gamma
+        output = self.block(anchor, position, context)
+        previous, tokens, logits, embeddings = anchor, [], [], []
+        for row in range(gamma):
+            embeddings.append(self.markov_head.embed(previous))
+            logits.append(output.logits[:, row] + self.markov_head.bias(embeddings[-1]))
+            previous = mx.argmax(logits[-1], axis=-1).astype(mx.int32)
+            tokens.append(previous)
+        cut = BlockOutput(
+            hidden=output.hidden[:, :gamma], normed=output.normed[:, :gamma], logits=output.logits[:, :gamma]
+        )
+        return DraftOutput(
+            tokens=mx.stack(tokens, axis=1),
+            confidence=mx.sigmoid(self.confidence_logits(cut, mx.stack(embeddings, axis=1))),
+            logits=mx.stack(logits, axis=1),
+        )
