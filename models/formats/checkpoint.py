@@ -22,11 +22,12 @@ READABLE = {"F32", "F16", "BF16", "I64", "I32"}
 
 @dataclass(frozen=True, kw_only=True)
 class TensorHeader:
-    """Where a tensor stands and what it is."""
+    """Where a tensor stands and what it is; ``dtype`` in safetensors' spelling."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    num_bytes: int
 
 
 def read_headers(folder: Path) -> dict[str, TensorHeader]:
@@ -48,7 +49,12 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
             raise ModelError(f"{file} is no readable safetensors file ({error}): fetch it again") from error
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
-            headers[name] = TensorHeader(file=file, dtype=entry["dtype"], shape=tuple(entry["shape"]))
+            headers[name] = TensorHeader(
+                file=file,
+                dtype=entry["dtype"],
+                shape=tuple(entry["shape"]),
+                num_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
+            )
     return headers
 
 

@@ -1,0 +1,1 @@
+"""Programs that answer a question: train the shipped pair, profile acceptance, calibrate, reproduce a table."""

@@ -1,0 +1,150 @@
+"""Makes the training corpus: `python -m experiments.corpus`.
+
+Downloads the pinned packages of `configs/corpus.yaml`, reads their text, renders their data as JSON and Markdown, fills up
+with synthetic records, removes duplicates, divides by document, and writes `<output>/{train,valid,prompts}/<class>.jsonl` and
+`<output>/manifest.json`.
+"""
+
+import json
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import hydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from experiments.data.deduplicate import without_duplicates
+from experiments.data.documents import CLASSES, Document, file_sha256, stable_hash, write_documents
+from experiments.data.records import RecordSet, views
+from experiments.data.render import render_json, render_markdown
+from experiments.data.sources import Source, fetch
+from experiments.data.split import split_documents
+from experiments.data.synthetic import SyntheticRecords
+
+logger = logging.getLogger(__name__)
+
+RENDERERS: dict[str, Callable[[RecordSet, random.Random], str]] = {
+    "json_repetitive": render_json,
+    "md_table": render_markdown,
+}
+
+
+def capped(documents: Iterable[Document], max_bytes: float | None) -> list[Document]:
+    """At most about `max_bytes` of the documents, chosen by a hash of their ids; all of them for None."""
+    kept, taken = [], 0
+    for document in sorted(documents, key=lambda document: stable_hash("cap/" + document.id)):
+        if max_bytes is not None and taken >= max_bytes:
+            break
+        kept.append(document)
+        taken += document.num_bytes
+    return kept
+
+
+def rendered(records: RecordSet, kind: str, source: str, max_chars: int, seed: int) -> Document | None:
+    """One record set as a document of a class, its style drawn from the document's own name; None when it is too long."""
+    name = f"{source}/{records.origin}"
+    text = RENDERERS[kind](records, random.Random(f"{seed}/{kind}/{name}"))
+    return Document(kind=kind, text=text, source=source, id=name) if len(text) <= max_chars else None
+
+
+def source_documents(source: Source, archive: Path, max_chars: int, seed: int) -> list[Document]:
+    """All documents of one source, within its cap for each class."""
+    by_kind: dict[str, list[Document]] = defaultdict(list)
+    for reader in source.readers:
+        for document in reader.documents(archive, source.name):
+            by_kind[document.kind].append(document)
+    for reader in source.records:
+        for records in reader.record_sets(archive):
+            for kind in RENDERERS:
+                draw = random.Random(f"{seed}/{kind}/{source.name}/{records.origin}")
+                made = (rendered(view, kind, source.name, max_chars, seed) for view in views(records, draw))
+                by_kind[kind] += [document for document in made if document]
+    return [document for documents in by_kind.values() for document in capped(documents, source.max_bytes)]
+
+
+def synthetic_documents(kind: str, max_bytes: float, max_chars: int, seed: int) -> Iterator[Document]:
+    """About `max_bytes` of rendered synthetic records of one class."""
+    taken = 0
+    for records in SyntheticRecords(seed=seed).record_sets(flat=kind == "md_table"):
+        if taken >= max_bytes:
+            break
+        if document := rendered(records, kind, "synthetic", max_chars, seed):
+            taken += document.num_bytes
+            yield document
+
+
+def make_corpus(config: DictConfig) -> dict:
+    """Makes the corpus.
+
+    Args:
+        config: see `configs/corpus.yaml`.
+
+    Returns:
+        The manifest, as written.
+
+    Raises:
+        RuntimeError: when a package cannot be downloaded.
+        ValueError: when a licence is not permissive, or a class has too little text to divide.
+    """
+    output = Path(config.output)
+    sources = [Source(**{**instantiate(entry, _convert_="all"), "name": name}) for name, entry in config.sources.items()]
+    documents: dict[str, list[Document]] = defaultdict(list)
+    entries = []
+    for source in sources:
+        archive = fetch(source, Path(config.downloads))
+        found = source_documents(source, archive, config.max_record_chars, config.seed)
+        for document in found:
+            documents[document.kind].append(document)
+        sizes = Counter()
+        for document in found:
+            sizes[document.kind] += document.num_bytes
+        logger.info("%-22s %s", source.name, {kind: f"{size / 1e6:.2f} MB" for kind, size in sizes.items()})
+        entries.append(
+            {
+                "name": source.name,
+                "registry": source.registry,
+                "package": source.package,
+                "version": source.version,
+                "licence": source.licence,
+                "download_bytes": archive.stat().st_size,
+                "download_sha256": file_sha256(archive),
+            }
+        )
+    entries.append({"name": "synthetic", "registry": "none", "licence": "as this repository", "seed": config.seed})
+
+    files, kept_by_source = [], defaultdict(Counter)
+    for kind in CLASSES:
+        wanted = config.class_bytes[kind]
+        kept = capped(without_duplicates(documents.pop(kind, []), config.duplicate_threshold), wanted)
+        if kind in RENDERERS:
+            missing = wanted - sum(document.num_bytes for document in kept)
+            kept += without_duplicates(
+                synthetic_documents(kind, missing, config.max_record_chars, config.seed), config.duplicate_threshold
+            )
+        for document in kept:
+            kept_by_source[document.source].update({f"{kind}_bytes": document.num_bytes, f"{kind}_documents": 1})
+        splits = split_documents(kept, seed=config.seed, **config.split)
+        for split, chosen in splits.items():
+            row = write_documents(output / split / f"{kind}.jsonl", chosen)
+            files.append({"split": split, "class": kind, **row, "path": f"{split}/{kind}.jsonl"})
+            logger.info("%-8s %-16s %8d documents %8.2f MB", split, kind, row["documents"], row["text_bytes"] / 1e6)
+    manifest = {
+        "seed": config.seed,
+        "sources": [{**entry, **kept_by_source[entry["name"]]} for entry in entries],
+        "files": files,
+    }
+    (output / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+@hydra.main(config_path="configs", config_name="corpus", version_base="1.3")
+def main(config: DictConfig) -> None:
+    """Entry point of `python -m experiments.corpus`."""
+    make_corpus(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Removal of exact and near duplicates by sampled word shingles."""
+
+import re
+from collections.abc import Iterable, Iterator
+from zlib import crc32
+
+import numpy as np
+
+from experiments.data.documents import Document
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class NearDuplicateFilter:
+    """Lets a document pass when few of its sampled shingles were seen in documents that passed before.
+
+    A shingle is `width` consecutive words or marks. Only shingles whose hash is 0 modulo `sample` are kept, which picks the
+    same shingles wherever a passage stands ("mod p" sampling of Broder's resemblance, 1997; Manku et al., 2007, discuss the
+    family). The share of seen shingles estimates the share of the text that was seen.
+
+    Attributes:
+        threshold: a document is dropped when more than this share of its samples was seen, in (0, 1].
+        width: words in a shingle.
+        sample: one of so many shingles is looked at.
+    """
+
+    def __init__(self, threshold: float = 0.5, width: int = 8, sample: int = 8):
+        self.threshold, self.width, self.sample = threshold, width, sample
+        self._seen: set[int] = set()
+        self._word_hashes: dict[str, int] = {}
+
+    def shingles(self, text: str) -> set[int]:
+        """Sampled 64-bit shingle hashes of a text; all of them when the text is too short to sample."""
+        table = self._word_hashes
+        hashes = []
+        for word in _WORD.findall(text.lower()):
+            if word not in table:
+                if len(table) > 2_000_000:
+                    table.clear()  # a memo only: numbers in tables would otherwise fill the memory
+                table[word] = crc32(word.encode("utf-8"))
+            hashes.append(table[word])
+        if len(hashes) < self.width:
+            return {hash(tuple(hashes))}
+        values = np.array(hashes, dtype=np.uint64)
+        mixed = np.zeros(len(values) - self.width + 1, dtype=np.uint64)
+        for offset in range(self.width):
+            mixed = (mixed ^ values[offset : offset + len(mixed)]) * _MULTIPLIER
+            mixed ^= mixed >> np.uint64(29)
+        sampled = mixed[mixed % np.uint64(self.sample) == 0]
+        return set((sampled if len(sampled) >= 4 else mixed).tolist())
+
+    def admit(self, text: str) -> bool:
+        """Whether the text is new enough; remembers it when it is."""
+        shingles = self.shingles(text)
+        if len(shingles & self._seen) > self.threshold * len(shingles):
+            return False
+        self._seen |= shingles
+        return True
+
+
+SHINGLE_WIDTH = {"prose": 8, "code_gen": 16, "json_repetitive": 32, "md_table": 32}
+"""Words in a shingle by class: keys, quotes and pipes repeat by nature, so a shingle of records must span several values."""
+
+
+def without_duplicates(documents: Iterable[Document], threshold: float = 0.5) -> Iterator[Document]:
+    """Documents without exact or near duplicates among those of the same class; the first one met stays."""
+    filters = {kind: NearDuplicateFilter(threshold, width) for kind, width in SHINGLE_WIDTH.items()}
+    for document in documents:
+        if filters[document.kind].admit(document.text):
+            yield document

@@ -1,0 +1,98 @@
+"""Pinned packages and the ordinary clients that bring them: pip, npm and apt."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PERMISSIVE_LICENCES = frozenset(
+    "MIT BSD-2-Clause BSD-3-Clause Apache-2.0 PSF-2.0 PostgreSQL Unicode-3.0 CC0-1.0 CC-BY-4.0 WordNet-3.0 "
+    "public-domain".split()
+)
+"""SPDX names (and `public-domain`) of the licences that text may come under; `A OR B` passes when either does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One pinned package and how to read it.
+
+    Attributes:
+        name: short name, used in document ids and in the manifest.
+        registry: `pip`, `pip_source` (the sdist, for its documentation), `npm` or `apt`.
+        package, version: as the registry names them.
+        licence: SPDX expression of the text that is taken (not of the packaging).
+        readers: objects with `documents(archive, source_name) -> iterator of Document`, for text as it stands.
+        records: objects with `record_sets(archive) -> iterator of RecordSet`, to be rendered as JSON and as tables.
+        max_bytes: most text to keep for each class, in bytes; a choice of documents by hash is kept. None keeps all.
+    """
+
+    name: str
+    registry: str
+    package: str
+    version: str
+    licence: str
+    readers: list[Any] = field(default_factory=list)
+    records: list[Any] = field(default_factory=list)
+    max_bytes: int | None = None
+
+    def __post_init__(self):
+        """Refuses a licence that is not permissive, before anything is downloaded.
+
+        Raises:
+            ValueError: when no alternative of the licence expression is in `PERMISSIVE_LICENCES`.
+        """
+        if not PERMISSIVE_LICENCES & set(self.licence.split(" OR ")):
+            raise ValueError(
+                f"source {self.name}: licence {self.licence!r} is not one of {sorted(PERMISSIVE_LICENCES)}; drop it"
+            )
+
+    def command(self) -> list[str]:
+        """The download command, to be run in an empty folder.
+
+        Raises:
+            ValueError: when the registry is not known.
+        """
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        match self.registry:
+            case "pip":
+                return [*pip, f"{self.package}=={self.version}"]
+            case "pip_source":
+                return [*pip, "--no-binary", ":all:", f"{self.package}=={self.version}"]
+            case "npm":
+                return ["npm", "pack", "--silent", f"{self.package}@{self.version}"]
+            case "apt":
+                return ["apt-get", "--quiet", "download", f"{self.package}={self.version}"]
+        raise ValueError(f"source {self.name}: registry must be pip, pip_source, npm or apt, got {self.registry!r}")
+
+
+def fetch(source: Source, downloads: Path) -> Path:
+    """Downloads a source once.
+
+    Args:
+        source: what to bring.
+        downloads: folder of all downloads; the source gets a folder of its own inside.
+
+    Returns:
+        The downloaded archive.
+
+    Raises:
+        RuntimeError: when the client fails (with its own words) or leaves another number of files than one.
+    """
+    folder = downloads / f"{source.name}-{source.version.replace(':', '_').replace('~', '_')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        logger.info("downloading %s %s (%s)", source.package, source.version, source.registry)
+        result = subprocess.run(source.command(), cwd=folder, capture_output=True, text=True, timeout=900)
+        if result.returncode:
+            raise RuntimeError(
+                f"source {source.name}: {' '.join(source.command())} failed: {result.stderr.strip()[-400:]}; "
+                "if the registry no longer serves this version, pin a newer one in the configuration"
+            )
+    files = sorted(folder.iterdir())
+    if len(files) != 1:
+        raise RuntimeError(f"source {source.name}: wanted one file in {folder}, got {len(files)}; empty it and retry")
+    return files[0]

@@ -1,0 +1,45 @@
+"""Division of documents between train, valid and prompts, by document and by a hash of its name."""
+
+from collections.abc import Iterable
+
+from experiments.data.documents import Document, stable_hash
+
+
+def split_documents(
+    documents: Iterable[Document], *, valid_share: float, prompts_share: float, min_bytes: int, seed: int
+) -> dict[str, list[Document]]:
+    """Divides the documents of one class.
+
+    Documents are ordered by a hash of seed and id; prompts are taken from the front, then valid, then train. So a
+    document's place does not depend on the order in which sources were read, and adding a source moves few documents.
+
+    Args:
+        documents: all of one class.
+        valid_share, prompts_share: wanted share of the bytes, in [0, 1).
+        min_bytes: least size of valid, and half of it of prompts, in bytes.
+        seed: of the order.
+
+    Returns:
+        Documents by split name; every document is in exactly one split.
+
+    Raises:
+        ValueError: when train would get less than half of the bytes.
+    """
+    ordered = sorted(documents, key=lambda document: stable_hash(f"{seed}/{document.id}"))
+    total = sum(document.num_bytes for document in ordered)
+    wanted = {
+        "prompts": max(prompts_share * total, min_bytes / 2),
+        "valid": max(valid_share * total, min_bytes),
+    }
+    if sum(wanted.values()) > total / 2:
+        raise ValueError(f"{total} bytes are too few for {sum(wanted.values()):.0f} bytes of valid and prompts; add sources")
+    splits: dict[str, list[Document]] = {"prompts": [], "valid": [], "train": []}
+    start = 0
+    for name, least in wanted.items():
+        taken = 0
+        while taken < least:
+            splits[name].append(ordered[start + len(splits[name])])
+            taken += splits[name][-1].num_bytes
+        start += len(splits[name])
+    splits["train"] = ordered[start:]
+    return splits

@@ -1,0 +1,212 @@
+"""The optimisation loop: AdamW on float32 weights, bfloat16 arithmetic, resumable, logged a line at a time."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+from tqdm import tqdm
+
+from models.formats.names import FLOAT32_NAMES
+
+Tree = dict[str, Any]
+LossFunction = Callable[..., tuple[mx.array, dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How long and how fast to train.
+
+    Attributes:
+        steps: optimisation steps in all. learning_rate: its peak.
+        warmup_steps: linear rise to it; a cosine then falls to ``final_fraction`` of it.
+        weight_decay: of matrices; not of embeddings, norms, gates, bases. clip_norm: largest gradient norm.
+        dtype: of the arithmetic; weights and optimiser stay float32.
+        log_every, evaluate_every, checkpoint_every: steps between lines, evaluations, checkpoints.
+        is_compiled: whether to run the step through mx.compile.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    final_fraction: float = 0.05
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    dtype: str = "bfloat16"
+    log_every: int = 20
+    evaluate_every: int = 500
+    checkpoint_every: int = 500
+    is_compiled: bool = False
+
+    def schedule(self) -> Callable[[mx.array], mx.array]:
+        """Learning rate by step."""
+        rise = optim.linear_schedule(self.learning_rate / self.warmup_steps, self.learning_rate, self.warmup_steps)
+        fall = optim.cosine_decay(
+            self.learning_rate, max(self.steps - self.warmup_steps, 1), self.learning_rate * self.final_fraction
+        )
+        return optim.join_schedules([rise, fall], [self.warmup_steps])
+
+
+def is_decayed(name: str, weight: mx.array) -> bool:
+    """Whether weight decay applies: to matrices other than embeddings and hyper-connections."""
+    return weight.ndim >= 2 and "embed" not in name and "markov_w1" not in name and not name.endswith((".fn", "ape"))
+
+
+def cast_for_arithmetic(parameters: Tree, dtype: mx.Dtype) -> Tree:
+    """Weights in the dtype of the arithmetic; what V4 computes in float32 stays so."""
+
+    def cast(name: str, weight: mx.array) -> mx.array:
+        kept = FLOAT32_NAMES.search(name.replace(".fn", "_fn").replace(".base", "_base").replace(".scale", "_scale"))
+        return weight if kept or not mx.issubdtype(weight.dtype, mx.floating) else weight.astype(dtype)
+
+    return tree_map_with_path(cast, parameters)
+
+
+class Trainer:
+    """Trains one tree of parameters.
+
+    Args:
+        parameters: float32 weights to start from.
+        loss_function: ``(parameters in arithmetic dtype, phase, *batch) -> (scalar loss, auxiliary arrays)``.
+        plan: how long and how fast.
+        folder: where ``log.jsonl`` and ``state.safetensors`` go; an existing state is resumed.
+        extra: arrays by name that change in training without being parameters; saved and restored in place.
+    """
+
+    def __init__(
+        self,
+        parameters: Tree,
+        loss_function: LossFunction,
+        plan: Plan,
+        folder: Path,
+        extra: dict[str, mx.array] | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.plan = plan
+        self.folder = folder
+        self.extra = {} if extra is None else extra
+        self.step = 0
+        schedule = plan.schedule()
+        make = [
+            optim.AdamW(schedule, betas=[0.9, 0.95], weight_decay=decay, bias_correction=True)
+            for decay in (plan.weight_decay, 0.0)
+        ]
+        self.optimizer = optim.MultiOptimizer(make, [is_decayed])
+        self.optimizer.init(parameters)
+        dtype = getattr(mx, plan.dtype)
+
+        def step_function(parameters: Tree, phase: Any, *batch: mx.array) -> tuple[mx.array, dict[str, Any], Tree]:
+            def loss(parameters: Tree) -> tuple[mx.array, dict[str, Any]]:
+                return loss_function(cast_for_arithmetic(parameters, dtype), phase, *batch)
+
+            (value, auxiliary), gradients = mx.value_and_grad(loss)(parameters)
+            gradients, norm = optim.clip_grad_norm(gradients, plan.clip_norm)
+            return value, {**auxiliary, "gradient_norm": norm}, gradients
+
+        self._step_function = step_function
+        self._compiled: dict[Any, Callable] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _gradients(self, phase: Any, *batch: mx.array) -> tuple[mx.array, dict[str, Any], Tree]:
+        if not self.plan.is_compiled:
+            return self._step_function(self.parameters, phase, *batch)
+        if phase not in self._compiled:
+            self._compiled[phase] = mx.compile(partial(self._step_in_phase, phase))
+        return self._compiled[phase](self.parameters, *batch)
+
+    def _step_in_phase(self, phase: Any, parameters: Tree, *batch: Any) -> tuple[mx.array, dict[str, Any], Tree]:
+        return self._step_function(parameters, phase, *batch)
+
+    def run(
+        self,
+        batch: Callable[[int], tuple[Any, ...]],
+        *,
+        phase: Callable[[int], Any] = lambda step: None,
+        after_step: Callable[[dict[str, Any]], None] = lambda auxiliary: None,
+        evaluate: Callable[[Tree], dict[str, float]] | None = None,
+        tokens_per_step: int = 0,
+        max_seconds: float | None = None,
+    ) -> bool:
+        """Trains from the current step.
+
+        Args:
+            batch: arrays (or trees of them) of a step. phase: hashable argument of the loss at a step.
+            after_step: sees the auxiliary arrays of each step. evaluate: figures for the log.
+            tokens_per_step: for the throughput in the log.
+            max_seconds: stop in good order after this long, with a checkpoint; None for no limit.
+
+        Returns:
+            Whether all steps are done.
+        """
+        self.resume()
+        begun = mark = time.perf_counter()
+        marked = self.step
+        previous = mx.array(0.0)
+        progress = tqdm(total=self.plan.steps, initial=self.step, unit="step", mininterval=5)
+        while self.step < self.plan.steps:
+            value, auxiliary, gradients = self._gradients(phase(self.step), *batch(self.step))
+            self.parameters = self.optimizer.apply_gradients(gradients, self.parameters)
+            after_step(auxiliary)
+            mx.async_eval(self.parameters, self.optimizer.state, value, auxiliary)
+            mx.eval(previous)  # at most one step runs while the host prepares the next: bounds memory
+            previous = value
+            self.step += 1
+            progress.update()
+            is_last = self.step == self.plan.steps
+            if self.step % self.plan.log_every == 0 or is_last:
+                line = {"step": self.step, "loss": value.item()}
+                line |= {name: array.item() for name, array in auxiliary.items() if _is_scalar(array)}
+                now = time.perf_counter()
+                line["tokens_per_s"] = (self.step - marked) * tokens_per_step / (now - mark)
+                mark, marked = now, self.step
+                progress.set_postfix(loss=f"{line['loss']:.3f}")
+                self._log(line)
+            if evaluate is not None and (self.step % self.plan.evaluate_every == 0 or is_last):
+                self._log({"step": self.step, "evaluation": evaluate(self.parameters)})
+                mark = time.perf_counter()
+            is_over = max_seconds is not None and time.perf_counter() - begun > max_seconds
+            if self.step % self.plan.checkpoint_every == 0 or is_last or is_over:
+                self.save()
+                mark = time.perf_counter()
+            if is_over:
+                break
+        progress.close()
+        return self.step >= self.plan.steps
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def save(self) -> None:
+        """Writes weights, optimiser and step; a kill in the middle leaves the older state whole."""
+        fresh = self.folder / "state.tmp.safetensors"
+        arrays = {f"parameters.{name}": array for name, array in tree_flatten(self.parameters)}
+        arrays |= {f"optimizer.{name}": array for name, array in tree_flatten(self.optimizer.state)}
+        arrays |= {f"extra.{name}": array for name, array in self.extra.items()}
+        mx.save_safetensors(str(fresh), arrays, {"step": str(self.step)})
+        fresh.rename(self.folder / "state.safetensors")
+
+    def resume(self) -> None:
+        """Continues from the folder's state, if there is one."""
+        file = self.folder / "state.safetensors"
+        if not file.is_file():
+            return
+        arrays, metadata = mx.load(str(file), return_metadata=True)
+        trees: dict[str, list[tuple[str, mx.array]]] = {"parameters": [], "optimizer": [], "extra": []}
+        for name, array in arrays.items():
+            kind, rest = name.split(".", 1)
+            trees[kind].append((rest, array))
+        self.parameters = tree_unflatten(trees["parameters"])
+        self.optimizer.state = tree_unflatten(trees["optimizer"])
+        self.extra.update(trees["extra"])
+        self.step = int(metadata["step"])
+
+
+def _is_scalar(array: Any) -> bool:
+    return isinstance(array, mx.array) and array.size == 1
