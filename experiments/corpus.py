@@ -1,8 +1,8 @@
 """Makes the training corpus: `python -m experiments.corpus`.
 
-Downloads the pinned packages of `configs/corpus.yaml`, reads their text, renders their data as JSON and Markdown, fills up
-with synthetic records, removes duplicates, divides by document, and writes `<output>/{train,valid,prompts}/<class>.jsonl` and
-`<output>/manifest.json`.
+Downloads the pinned packages of `configs/corpus.yaml`, reads their text, renders their data as JSON and Markdown, fills
+up with synthetic records, removes duplicates, divides by document, and writes
+`<output>/{train,valid,prompts}/<class>.jsonl` and `<output>/manifest.json`.
 """
 
 import json
@@ -32,10 +32,13 @@ RENDERERS: dict[str, Callable[[RecordSet, random.Random], str]] = {
 }
 
 
-def capped(documents: Iterable[Document], max_bytes: float | None) -> list[Document]:
-    """At most about `max_bytes` of the documents, chosen by a hash of their ids; all of them for None."""
+def capped(documents: Iterable[Document], max_bytes: float | None, salt: str) -> list[Document]:
+    """At most about `max_bytes` of the documents, chosen by a hash of salt and id; all of them for None.
+
+    Each use needs a salt of its own: with the same one, what a source's cap kept would also be first in its class.
+    """
     kept, taken = [], 0
-    for document in sorted(documents, key=lambda document: stable_hash("cap/" + document.id)):
+    for document in sorted(documents, key=lambda document: stable_hash(f"{salt}/{document.id}")):
         if max_bytes is not None and taken >= max_bytes:
             break
         kept.append(document)
@@ -44,7 +47,7 @@ def capped(documents: Iterable[Document], max_bytes: float | None) -> list[Docum
 
 
 def rendered(records: RecordSet, kind: str, source: str, max_chars: int, seed: int) -> Document | None:
-    """One record set as a document of a class, its style drawn from the document's own name; None when it is too long."""
+    """One record set as a document, its style drawn from the document's own name; None when it is too long."""
     name = f"{source}/{records.origin}"
     text = RENDERERS[kind](records, random.Random(f"{seed}/{kind}/{name}"))
     return Document(kind=kind, text=text, source=source, id=name) if len(text) <= max_chars else None
@@ -62,7 +65,7 @@ def source_documents(source: Source, archive: Path, max_chars: int, seed: int) -
                 draw = random.Random(f"{seed}/{kind}/{source.name}/{records.origin}")
                 made = (rendered(view, kind, source.name, max_chars, seed) for view in views(records, draw))
                 by_kind[kind] += [document for document in made if document]
-    return [document for documents in by_kind.values() for document in capped(documents, source.max_bytes)]
+    return [document for documents in by_kind.values() for document in capped(documents, source.max_bytes, "source")]
 
 
 def synthetic_documents(kind: str, max_bytes: float, max_chars: int, seed: int) -> Iterator[Document]:
@@ -90,7 +93,9 @@ def make_corpus(config: DictConfig) -> dict:
         ValueError: when a licence is not permissive, or a class has too little text to divide.
     """
     output = Path(config.output)
-    sources = [Source(**{**instantiate(entry, _convert_="all"), "name": name}) for name, entry in config.sources.items()]
+    sources = [
+        Source(**{**instantiate(entry, _convert_="all"), "name": name}) for name, entry in config.sources.items()
+    ]
     documents: dict[str, list[Document]] = defaultdict(list)
     entries = []
     for source in sources:
@@ -113,12 +118,12 @@ def make_corpus(config: DictConfig) -> dict:
                 "download_sha256": file_sha256(archive),
             }
         )
-    entries.append({"name": "synthetic", "registry": "none", "licence": "as this repository", "seed": config.seed})
+    entries.append({"name": "synthetic", "registry": "none", "licence": "MIT", "seed": config.seed})
 
     files, kept_by_source = [], defaultdict(Counter)
     for kind in CLASSES:
         wanted = config.class_bytes[kind]
-        kept = capped(without_duplicates(documents.pop(kind, []), config.duplicate_threshold), wanted)
+        kept = capped(without_duplicates(documents.pop(kind, []), config.duplicate_threshold), wanted, "class")
         if kind in RENDERERS:
             missing = wanted - sum(document.num_bytes for document in kept)
             kept += without_duplicates(

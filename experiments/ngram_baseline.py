@@ -1,8 +1,8 @@
 """What a 5-gram model makes of the valid tokens: `python -m experiments.ngram_baseline`.
 
-The floor that a trained target has to beat: an interpolated modified Kneser-Ney model (`experiments.data.kneser_ney`) of the
-same training tokens, in bits per byte by class and over all. Every token but the begin of sentence is judged, the end of
-sentence included; the denominator is the UTF-8 bytes of the texts.
+The floor that a trained target has to beat: an interpolated modified Kneser-Ney model (`experiments.data.kneser_ney`)
+of the same training tokens, in bits per byte by class and over all. Every token but the begin of sentence is judged,
+the end of sentence included; the denominator is the UTF-8 bytes of the texts.
 """
 
 import json

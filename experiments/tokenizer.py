@@ -1,11 +1,12 @@
 """Trains the tokenizer of the shipped pair: `python -m experiments.tokenizer`.
 
-Byte-level BPE, so that any text round-trips, with the special tokens of DeepSeek's tokenizers. Choices for a small vocabulary:
+Byte-level BPE, so that any text round-trips, with the special tokens of DeepSeek's tokenizers. Choices for a small
+vocabulary:
 
-- Digits stand alone. Groups of three, as DeepSeek-V3 has them, would take 1,110 of 8,192 entries; and where ids count up, only
-  the last digit then changes, which a small drafter can learn.
-- A line break takes the indentation that follows it into its token, so a line of code or of indented JSON costs one token of
-  white space, whatever its depth.
+- Digits stand alone. Groups of three, as DeepSeek-V3 has them, would take 1,110 of 8,192 entries; and where ids count
+  up, only the last digit then changes, which a small drafter can learn.
+- A line break takes the indentation that follows it into its token, so a line of code or of indented JSON costs one
+  token of white space, whatever its depth.
 - A letter run takes one mark or space before it (`_id`, `"name`, `.join`, ` the`), as in GPT-4's pattern.
 """
 
@@ -35,7 +36,7 @@ SPECIAL_TOKENS = (
     NOISE,
     *(f"<｜reserved▁{number}｜>" for number in range(10)),
 )
-"""Special tokens in the order of their ids, 0 to 15. `NOISE` fills the positions that a DSpark drafter is to predict."""
+"""Special tokens in the order of their ids, 0 to 15. `NOISE` fills the positions that a DSpark drafter predicts."""
 
 WORD_PATTERN = (
     r"'(?:[sdmtSDMT]|ll|ve|re)(?!\p{L})"  # English contractions

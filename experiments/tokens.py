@@ -1,8 +1,8 @@
 """Encodes the corpus: `python -m experiments.tokens`.
 
-Writes `<output>/train.npz` and `<output>/valid.npz`. In each, for every class, `<class>` is a flat uint16 array in which every
-document starts with the begin and ends with the end of sentence token, and `<class>_bytes` is the UTF-8 bytes of the texts,
-the denominator of bits per byte. `<output>/summary.json` has the counts.
+Writes `<output>/train.npz` and `<output>/valid.npz`. In each, for every class, `<class>` is a flat uint16 array in
+which every document starts with the begin and ends with the end of sentence token, and `<class>_bytes` is the UTF-8
+bytes of the texts, the denominator of bits per byte. `<output>/summary.json` has the counts.
 """
 
 import json
@@ -53,7 +53,9 @@ def encode_split(tokenizer: Tokenizer, corpus: Path, split: str, seed: int) -> d
         arrays[kind] = encode_documents(tokenizer, texts)
         arrays[f"{kind}_bytes"] = np.array(sum(len(text.encode("utf-8")) for text in texts), dtype=np.int64)
         tokens, size = len(arrays[kind]), int(arrays[f"{kind}_bytes"])
-        logger.info("%-6s %-16s %10d tokens %8.2f MB %.3f bytes a token", split, kind, tokens, size / 1e6, size / tokens)
+        logger.info(
+            "%-6s %-16s %10d tokens %8.2f MB %.3f bytes a token", split, kind, tokens, size / 1e6, size / tokens
+        )
     return arrays
 
 

@@ -24,7 +24,7 @@ from experiments.training.batches import WindowSampler, evaluation_windows, load
 from experiments.training.curves import draw_curves
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.loop import Trainer, cast_for_arithmetic
+from experiments.training.loop import Trainer
 from models import load_model
 from models.deepseek_v4 import Model
 from models.deepseek_v4.probe import Probe
@@ -196,7 +196,7 @@ def main(config: DictConfig) -> None:
         return mx.array(sampler.batch(step)), anchors, balancer.biases
 
     def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
-        network.update(cast_for_arithmetic(parameters, getattr(mx, plan.dtype)))
+        network.update(parameters)
         set_biases(network, balancer.biases)
         figures = acceptance(network, target, held_out, config)
         print(f"step {trainer.step}: accepted drafts", {name: round(value, 3) for name, value in figures.items()})

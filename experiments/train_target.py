@@ -21,7 +21,7 @@ from experiments.training.curves import draw_curves
 from experiments.training.evaluation import bits_per_byte
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.loop import Trainer, cast_for_arithmetic
+from experiments.training.loop import Trainer
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.probe import Probe
 from models.formats.checkpoint import checkpoint_tensors
@@ -104,7 +104,7 @@ def main(config: DictConfig) -> None:
     )
 
     def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
-        model.update(cast_for_arithmetic(parameters, getattr(mx, plan.dtype)))
+        model.update(parameters)
         set_biases(model, balancer.biases)
         figures = bits_per_byte(
             model,

@@ -51,8 +51,8 @@ def _tar_members(file: io.BufferedIOBase, wanted) -> Iterator[tuple[str, bytes]]
 def debian_payload(package: bytes) -> bytes:
     """The `data.tar.*` member of a Debian package.
 
-    A `.deb` is a Unix `ar` file: the 8 bytes `!<arch>\\n`, then members with a 60-byte header whose bytes 48..58 hold the
-    decimal size, each padded to an even length (deb(5), ar(5)).
+    A `.deb` is a Unix `ar` file: the 8 bytes `!<arch>\\n`, then members with a 60-byte header whose bytes 48..58 hold
+    the decimal size, each padded to an even length (deb(5), ar(5)).
 
     Raises:
         ValueError: when the file is no `ar` archive or has no data member.

@@ -23,7 +23,9 @@ def unwrap(lines: list[str]) -> list[str]:
 
 def novel_paragraphs(lines: list[str]) -> list[str]:
     """Paragraphs of a novel. Short ones are kept, they are dialogue; headings in capitals and stray marks are not."""
-    return [p.replace("_", "") for p in unwrap(lines) if len(p) > 20 and p.upper() != p and not p.startswith(("[", "*"))]
+    return [
+        p.replace("_", "") for p in unwrap(lines) if len(p) > 20 and p.upper() != p and not p.startswith(("[", "*"))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +194,11 @@ class WordNetGlosses:
                 fields = head.split()
                 if line.startswith(" ") or len(fields) < 6 or '"' not in gloss:
                     continue
-                words = [re.sub(r"\(\w+\)$", "", w).replace("_", " ") for w in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
-                definition, _, examples = gloss.strip().partition("; \"")
-                paragraphs.append(f"{', '.join(words)}: {definition}. \"{examples}".replace('"; "', '" "').rstrip("; "))
+                words = [
+                    re.sub(r"\(\w+\)$", "", w).replace("_", " ") for w in fields[4 : 4 + 2 * int(fields[3], 16) : 2]
+                ]
+                definition, _, examples = gloss.strip().partition('; "')
+                paragraphs.append(f'{", ".join(words)}: {definition}. "{examples}'.replace('"; "', '" "').rstrip("; "))
             yield from pages(paragraphs, source, name, max_chars=3000)
 
 

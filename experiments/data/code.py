@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.data.archives import members
 from experiments.data.documents import Document, clean_text
 
-MAX_CHARS = 24_000
+MAX_CHARS = 12_000
 
 
 def is_written_by_hand(text: str) -> bool:
@@ -18,7 +18,7 @@ def is_written_by_hand(text: str) -> bool:
     Minified bundles have long lines, tables of constants have few letters, generated files say so at their top.
     """
     lines = text.split("\n")
-    if not 200 <= len(text) or max(map(len, lines)) > 400 or len(text) / len(lines) > 90:
+    if len(text) < 200 or max(map(len, lines)) > 400 or len(text) / len(lines) > 90:
         return False
     letters = sum(character.isalpha() for character in text)
     ascii_share = len(text.encode("ascii", "ignore")) / len(text)
@@ -28,7 +28,7 @@ def is_written_by_hand(text: str) -> bool:
 
 
 def source_parts(text: str, source: str, member: str) -> Iterator[Document]:
-    """Documents of at most about 24,000 characters, cut only where a line starts in the first column after a blank."""
+    """Documents of at most about 12,000 characters, cut only where a line starts in the first column after a blank."""
     text = clean_text(text)
     blocks = re.split(r"(?<=\n\n)(?=\S)", text)
     parts = [""]
@@ -74,5 +74,7 @@ class HighlightedRust:
         for name, content in members(archive, self.include, self.exclude):
             blocks = re.findall(r"<pre class=\"rust\">(.*?)</pre>", content.decode("utf-8", "replace"), re.S)
             if blocks:
-                code = html.unescape(re.sub(r"<[^>]*>", "", re.sub(r"<pre class=\"line-numbers\">.*?</pre>", "", blocks[-1])))
+                code = html.unescape(
+                    re.sub(r"<[^>]*>", "", re.sub(r"<pre class=\"line-numbers\">.*?</pre>", "", blocks[-1]))
+                )
                 yield from source_parts(code, source, name.removesuffix(".html"))

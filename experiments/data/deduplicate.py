@@ -15,9 +15,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 class NearDuplicateFilter:
     """Lets a document pass when few of its sampled shingles were seen in documents that passed before.
 
-    A shingle is `width` consecutive words or marks. Only shingles whose hash is 0 modulo `sample` are kept, which picks the
-    same shingles wherever a passage stands ("mod p" sampling of Broder's resemblance, 1997; Manku et al., 2007, discuss the
-    family). The share of seen shingles estimates the share of the text that was seen.
+    A shingle is `width` consecutive words or marks. Only shingles whose hash is 0 modulo `sample` are kept, which picks
+    the same shingles wherever a passage stands ("mod p" sampling of Broder's resemblance, 1997; Manku et al., 2007,
+    discuss the family). The share of seen shingles estimates the share of the text that was seen.
 
     Attributes:
         threshold: a document is dropped when more than this share of its samples was seen, in (0, 1].
@@ -60,7 +60,7 @@ class NearDuplicateFilter:
 
 
 SHINGLE_WIDTH = {"prose": 8, "code_gen": 16, "json_repetitive": 32, "md_table": 32}
-"""Words in a shingle by class: keys, quotes and pipes repeat by nature, so a shingle of records must span several values."""
+"""Words in a shingle by class: keys and quotes repeat by nature, so a shingle of records must span several values."""
 
 
 def without_duplicates(documents: Iterable[Document], threshold: float = 0.5) -> Iterator[Document]:

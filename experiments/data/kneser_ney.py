@@ -1,8 +1,8 @@
 """Interpolated modified Kneser-Ney n-gram model over token ids, in numpy.
 
-Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling" (TR-10-98, 1998), section 3, equations
-for the three discounts and the interpolation. The text is one stream: contexts reach over document ends, which the end of
-sentence token makes harmless.
+Chen and Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling" (TR-10-98, 1998), section 3,
+equations for the three discounts and the interpolation. The text is one stream: contexts reach over document ends,
+which the end of sentence token makes harmless.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ import numpy as np
 class Order:
     """Tables of the n-grams of one length n.
 
-    An n-gram is known by `context * V + token`, with the context's number among the known (n-1)-grams; so a key fits 64 bits
-    at any n.
+    An n-gram is known by `context * V + token`, with the context's number among the known (n-1)-grams; so a key fits 64
+    bits at any n.
 
     Attributes:
         keys: (K,) int64, sorted.

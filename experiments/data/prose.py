@@ -9,12 +9,13 @@ from pathlib import Path
 from experiments.data.archives import members
 from experiments.data.documents import Document, clean_text
 
-FUNCTION_WORDS = frozenset(
+_FUNCTION_WORDS = (
     "the of and to a in is that it for as with on be by this are or an not from at which if you can will was have has "
     "but they he his her she we i all when there their been one would what so no more than may its your do any only "
-    "these such into my me him out up were had who them then unto said us our also".split()
+    "these such into my me him out up were had who them then unto said us our also"
 )
-"""Closed-class words that carry almost no topic: running English has 35-55 % of them, listings and captions far less."""
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+"""Words that carry almost no topic: running English has 35-55 % of them, listings and captions far less."""
 
 _DROPPED = re.compile(r"<(script|style|pre|table|nav|head|footer|svg|math)\b.*?</\1\s*>", re.S | re.I)
 _BLOCK = re.compile(
@@ -52,7 +53,9 @@ def pages(paragraphs: list[str], source: str, member: str, max_chars: int = 9000
     parts.append(part)
     for index, part in enumerate(parts):
         if sum(map(len, part)) >= 350:
-            yield Document(kind="prose", text=clean_text("\n\n".join(part)), source=source, id=f"{source}/{member}#{index}")
+            yield Document(
+                kind="prose", text=clean_text("\n\n".join(part)), source=source, id=f"{source}/{member}#{index}"
+            )
 
 
 def html_paragraphs(page: str) -> list[str]:
@@ -62,7 +65,9 @@ def html_paragraphs(page: str) -> list[str]:
     preformatted blocks and navigation are dropped: their text has no sentences or repeats on every page.
     """
     body = _BLOCK.sub("\x1e", _DROPPED.sub("\x1e", page))
-    blocks = (_SPACE.sub(" ", html.unescape(_TAG.sub("", block))).replace("¶", "").strip() for block in body.split("\x1e"))
+    blocks = (
+        _SPACE.sub(" ", html.unescape(_TAG.sub("", block))).replace("¶", "").strip() for block in body.split("\x1e")
+    )
     return [block for block in blocks if is_running_prose(block)]
 
 

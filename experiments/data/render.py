@@ -27,6 +27,10 @@ _CLOSINGS = (
 )
 
 
+RULE_LINE = re.compile(r"\|?(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?")
+"""The line of dashes, with alignment colons, between the headings and the rows of a table."""
+
+
 def camel_case(key: str) -> str:
     """`unit_price` as `unitPrice`."""
     head, *tail = re.split(r"[_\s-]+", key)
@@ -112,14 +116,14 @@ def parse_table(text: str) -> tuple[list[str], list[list[str]]]:
     """
 
     def cells(line: str) -> list[str]:
-        # Escapes are set aside as control characters, which `cell` never leaves in a table, so that pipes can be split on.
+        # Escapes are set aside as control characters, which no cell holds, so that pipes can be split on.
         line = line.replace("\\\\", "\x01").replace("\\|", "\x02").rstrip()
         parts = line.removeprefix("|").removesuffix("|").split("|")
         return [part.strip().replace("\x02", "|").replace("\x01", "\\") for part in parts]
 
     lines = text.split("\n")
     for index in range(1, len(lines)):
-        if re.fullmatch(r"[|\s:-]*-{3}[|\s:-]*", lines[index]) and "|" in lines[index - 1]:
+        if RULE_LINE.fullmatch(lines[index]) and "|" in lines[index - 1]:
             rows = []
             for line in lines[index + 1 :]:
                 if "|" not in line:
@@ -130,10 +134,12 @@ def parse_table(text: str) -> tuple[list[str], list[list[str]]]:
 
 
 def render_markdown(records: RecordSet, draw: random.Random) -> str:
-    """A short Markdown document: title, a sentence, one table (or two, the rows divided), perhaps a closing sentence."""
+    """A short Markdown document: title, sentence, one table (or two, the rows divided), perhaps a closing sentence."""
     keys = list(records.rows[0])
     style = draw.choices(("title", "sentence", "raw"), (50, 30, 20))[0]
-    numeric = [all(isinstance(row[k], int | float) and not isinstance(row[k], bool) for row in records.rows) for k in keys]
+    numeric = [
+        all(isinstance(row[k], int | float) and not isinstance(row[k], bool) for row in records.rows) for k in keys
+    ]
     if draw.random() < 0.5:
         align = ["right" if flag else "left" for flag in numeric]
     else:

@@ -1,6 +1,7 @@
 """Pinned packages and the ordinary clients that bring them: pip, npm and apt."""
 
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -9,10 +10,11 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-PERMISSIVE_LICENCES = frozenset(
+_PERMISSIVE = (
     "MIT BSD-2-Clause BSD-3-Clause Apache-2.0 PSF-2.0 PostgreSQL Unicode-3.0 CC0-1.0 CC-BY-4.0 WordNet-3.0 "
-    "public-domain".split()
+    "public-domain"
 )
+PERMISSIVE_LICENCES = frozenset(_PERMISSIVE.split())
 """SPDX names (and `public-domain`) of the licences that text may come under; `A OR B` passes when either does."""
 
 
@@ -70,11 +72,11 @@ class Source:
 
 
 def fetch(source: Source, downloads: Path) -> Path:
-    """Downloads a source once.
+    """Downloads a package once.
 
     Args:
         source: what to bring.
-        downloads: folder of all downloads; the source gets a folder of its own inside.
+        downloads: folder of all downloads; each package and version has a folder inside, which sources may share.
 
     Returns:
         The downloaded archive.
@@ -82,7 +84,7 @@ def fetch(source: Source, downloads: Path) -> Path:
     Raises:
         RuntimeError: when the client fails (with its own words) or leaves another number of files than one.
     """
-    folder = downloads / f"{source.name}-{source.version.replace(':', '_').replace('~', '_')}"
+    folder = downloads / re.sub(r"[^\w.+-]+", "_", f"{source.registry}-{source.package}-{source.version}")
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
         logger.info("downloading %s %s (%s)", source.package, source.version, source.registry)

@@ -6,7 +6,13 @@ from experiments.data.documents import Document, stable_hash
 
 
 def split_documents(
-    documents: Iterable[Document], *, valid_share: float, prompts_share: float, min_bytes: int, seed: int
+    documents: Iterable[Document],
+    *,
+    valid_share: float,
+    prompts_share: float,
+    min_bytes: int,
+    min_documents: int,
+    seed: int,
 ) -> dict[str, list[Document]]:
     """Divides the documents of one class.
 
@@ -17,6 +23,7 @@ def split_documents(
         documents: all of one class.
         valid_share, prompts_share: wanted share of the bytes, in [0, 1).
         min_bytes: least size of valid, and half of it of prompts, in bytes.
+        min_documents: least number of documents in each of the two, for variety.
         seed: of the order.
 
     Returns:
@@ -31,13 +38,16 @@ def split_documents(
         "prompts": max(prompts_share * total, min_bytes / 2),
         "valid": max(valid_share * total, min_bytes),
     }
-    if sum(wanted.values()) > total / 2:
-        raise ValueError(f"{total} bytes are too few for {sum(wanted.values()):.0f} bytes of valid and prompts; add sources")
+    if sum(wanted.values()) > total / 2 or 2 * min_documents > len(ordered) / 2:
+        raise ValueError(
+            f"{total} bytes in {len(ordered)} documents are too few for {sum(wanted.values()):.0f} bytes of valid and "
+            f"prompts with {min_documents} documents each; add sources"
+        )
     splits: dict[str, list[Document]] = {"prompts": [], "valid": [], "train": []}
     start = 0
     for name, least in wanted.items():
         taken = 0
-        while taken < least:
+        while taken < least or len(splits[name]) < min_documents:
             splits[name].append(ordered[start + len(splits[name])])
             taken += splits[name][-1].num_bytes
         start += len(splits[name])

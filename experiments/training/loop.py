@@ -4,18 +4,17 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
-from models.formats.names import FLOAT32_NAMES
+from experiments.training.flat import FlatLayout, Tree
+from models.formats.names import FLOAT32_NAMES, checkpoint_names
 
-Tree = dict[str, Any]
 LossFunction = Callable[..., tuple[mx.array, dict[str, Any]]]
 
 
@@ -29,7 +28,6 @@ class Plan:
         weight_decay: of matrices; not of embeddings, norms, gates, bases. clip_norm: largest gradient norm.
         dtype: of the arithmetic; weights and optimiser stay float32.
         log_every, evaluate_every, checkpoint_every: steps between lines, evaluations, checkpoints.
-        is_compiled: whether to run the step through mx.compile.
     """
 
     steps: int
@@ -42,7 +40,6 @@ class Plan:
     log_every: int = 20
     evaluate_every: int = 500
     checkpoint_every: int = 500
-    is_compiled: bool = False
 
     def schedule(self) -> Callable[[mx.array], mx.array]:
         """Learning rate by step."""
@@ -58,14 +55,14 @@ def is_decayed(name: str, weight: mx.array) -> bool:
     return weight.ndim >= 2 and "embed" not in name and "markov_w1" not in name and not name.endswith((".fn", "ape"))
 
 
-def cast_for_arithmetic(parameters: Tree, dtype: mx.Dtype) -> Tree:
-    """Weights in the dtype of the arithmetic; what V4 computes in float32 stays so."""
+def is_kept_float32(name: str) -> bool:
+    """Whether V4 computes with this parameter in float32 whatever the arithmetic's dtype."""
+    return any(FLOAT32_NAMES.search(stored) for stored, _ in checkpoint_names(name, (1,)))
 
-    def cast(name: str, weight: mx.array) -> mx.array:
-        kept = FLOAT32_NAMES.search(name.replace(".fn", "_fn").replace(".base", "_base").replace(".scale", "_scale"))
-        return weight if kept or not mx.issubdtype(weight.dtype, mx.floating) else weight.astype(dtype)
 
-    return tree_map_with_path(cast, parameters)
+def group_of(name: str, weight: mx.array) -> str:
+    """The vector that a parameter belongs to: by weight decay and by dtype of the arithmetic."""
+    return f"{'decayed' if is_decayed(name, weight) else 'plain'}_{'float32' if is_kept_float32(name) else 'cast'}"
 
 
 class Trainer:
@@ -73,7 +70,7 @@ class Trainer:
 
     Args:
         parameters: float32 weights to start from.
-        loss_function: ``(parameters in arithmetic dtype, phase, *batch) -> (scalar loss, auxiliary arrays)``.
+        loss_function: ``(parameters in arithmetic dtypes, phase, *batch) -> (scalar loss, auxiliary arrays)``.
         plan: how long and how fast.
         folder: where ``log.jsonl`` and ``state.safetensors`` go; an existing state is resumed.
         extra: arrays by name that change in training without being parameters; saved and restored in place.
@@ -87,7 +84,8 @@ class Trainer:
         folder: Path,
         extra: dict[str, mx.array] | None = None,
     ) -> None:
-        self.parameters = parameters
+        self.layout = FlatLayout(parameters, group_of)
+        self.vectors = self.layout.pack(parameters)
         self.plan = plan
         self.folder = folder
         self.extra = {} if extra is None else extra
@@ -97,31 +95,35 @@ class Trainer:
             optim.AdamW(schedule, betas=[0.9, 0.95], weight_decay=decay, bias_correction=True)
             for decay in (plan.weight_decay, 0.0)
         ]
-        self.optimizer = optim.MultiOptimizer(make, [is_decayed])
-        self.optimizer.init(parameters)
-        dtype = getattr(mx, plan.dtype)
+        self.optimizer = optim.MultiOptimizer(make, [lambda group, _: group.startswith("decayed")])
+        self.optimizer.init(self.vectors)
 
-        def step_function(parameters: Tree, phase: Any, *batch: mx.array) -> tuple[mx.array, dict[str, Any], Tree]:
-            def loss(parameters: Tree) -> tuple[mx.array, dict[str, Any]]:
-                return loss_function(cast_for_arithmetic(parameters, dtype), phase, *batch)
+        def loss(parameters: Tree, phase: Any, *batch: Any) -> tuple[mx.array, dict[str, Any]]:
+            return loss_function(parameters, phase, *batch)
 
-            (value, auxiliary), gradients = mx.value_and_grad(loss)(parameters)
-            gradients, norm = optim.clip_grad_norm(gradients, plan.clip_norm)
-            return value, {**auxiliary, "gradient_norm": norm}, gradients
-
-        self._step_function = step_function
-        self._compiled: dict[Any, Callable] = {}
+        self._value_and_gradients = mx.value_and_grad(loss)
         folder.mkdir(parents=True, exist_ok=True)
 
-    def _gradients(self, phase: Any, *batch: mx.array) -> tuple[mx.array, dict[str, Any], Tree]:
-        if not self.plan.is_compiled:
-            return self._step_function(self.parameters, phase, *batch)
-        if phase not in self._compiled:
-            self._compiled[phase] = mx.compile(partial(self._step_in_phase, phase))
-        return self._compiled[phase](self.parameters, *batch)
+    @property
+    def parameters(self) -> Tree:
+        """The float32 weights."""
+        return self.layout.unpack(self.vectors)
 
-    def _step_in_phase(self, phase: Any, parameters: Tree, *batch: Any) -> tuple[mx.array, dict[str, Any], Tree]:
-        return self._step_function(parameters, phase, *batch)
+    def arithmetic_parameters(self) -> Tree:
+        """The weights in the dtypes that the arithmetic uses."""
+        dtype = getattr(mx, self.plan.dtype)
+        cast = {
+            group: vector.astype(dtype) if group.endswith("_cast") else vector for group, vector in self.vectors.items()
+        }
+        return self.layout.unpack(cast)
+
+    def _step(self, phase: Any, *batch: Any) -> tuple[mx.array, dict[str, Any]]:
+        """One optimisation step, unevaluated: the loss and the auxiliary arrays."""
+        (value, auxiliary), gradients = self._value_and_gradients(self.arithmetic_parameters(), phase, *batch)
+        vectors = {group: vector.astype(mx.float32) for group, vector in self.layout.pack(gradients).items()}
+        vectors, norm = optim.clip_grad_norm(vectors, self.plan.clip_norm)
+        self.vectors = self.optimizer.apply_gradients(vectors, self.vectors)
+        return value, {**auxiliary, "gradient_norm": norm}
 
     def run(
         self,
@@ -137,7 +139,8 @@ class Trainer:
 
         Args:
             batch: arrays (or trees of them) of a step. phase: hashable argument of the loss at a step.
-            after_step: sees the auxiliary arrays of each step. evaluate: figures for the log.
+            after_step: sees the auxiliary arrays of each step.
+            evaluate: figures for the log, from parameters in arithmetic dtypes.
             tokens_per_step: for the throughput in the log.
             max_seconds: stop in good order after this long, with a checkpoint; None for no limit.
 
@@ -150,10 +153,9 @@ class Trainer:
         previous = mx.array(0.0)
         progress = tqdm(total=self.plan.steps, initial=self.step, unit="step", mininterval=5)
         while self.step < self.plan.steps:
-            value, auxiliary, gradients = self._gradients(phase(self.step), *batch(self.step))
-            self.parameters = self.optimizer.apply_gradients(gradients, self.parameters)
+            value, auxiliary = self._step(phase(self.step), *batch(self.step))
             after_step(auxiliary)
-            mx.async_eval(self.parameters, self.optimizer.state, value, auxiliary)
+            mx.async_eval(self.vectors, self.optimizer.state, value, auxiliary)
             mx.eval(previous)  # at most one step runs while the host prepares the next: bounds memory
             previous = value
             self.step += 1
@@ -168,7 +170,7 @@ class Trainer:
                 progress.set_postfix(loss=f"{line['loss']:.3f}")
                 self._log(line)
             if evaluate is not None and (self.step % self.plan.evaluate_every == 0 or is_last):
-                self._log({"step": self.step, "evaluation": evaluate(self.parameters)})
+                self._log({"step": self.step, "evaluation": evaluate(self.arithmetic_parameters())})
                 mark = time.perf_counter()
             is_over = max_seconds is not None and time.perf_counter() - begun > max_seconds
             if self.step % self.plan.checkpoint_every == 0 or is_last or is_over:
@@ -186,7 +188,7 @@ class Trainer:
     def save(self) -> None:
         """Writes weights, optimiser and step; a kill in the middle leaves the older state whole."""
         fresh = self.folder / "state.tmp.safetensors"
-        arrays = {f"parameters.{name}": array for name, array in tree_flatten(self.parameters)}
+        arrays = {f"parameters.{name}": array for name, array in self.vectors.items()}
         arrays |= {f"optimizer.{name}": array for name, array in tree_flatten(self.optimizer.state)}
         arrays |= {f"extra.{name}": array for name, array in self.extra.items()}
         mx.save_safetensors(str(fresh), arrays, {"step": str(self.step)})
@@ -202,7 +204,7 @@ class Trainer:
         for name, array in arrays.items():
             kind, rest = name.split(".", 1)
             trees[kind].append((rest, array))
-        self.parameters = tree_unflatten(trees["parameters"])
+        self.vectors = dict(trees["parameters"])
         self.optimizer.state = tree_unflatten(trees["optimizer"])
         self.extra.update(trees["extra"])
         self.step = int(metadata["step"])

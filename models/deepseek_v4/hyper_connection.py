@@ -7,9 +7,18 @@ cast back, as in the reference.
 import mlx.core as mx
 import mlx.nn as nn
 
+from models.kernels.sinkhorn import SIZE, fused_sinkhorn, is_available
+
 
 def sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
-    """Makes positive matrices nearly doubly stochastic.
+    """Makes matrices of logits nearly doubly stochastic, by a fused kernel where there is one."""
+    if logits.shape[-1] == SIZE and is_available():
+        return fused_sinkhorn(iterations, eps)(logits)
+    return plain_sinkhorn(logits, iterations, eps)
+
+
+def plain_sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
+    """The same in plain operations.
 
     Starts from a softmax over the last axis and ends with a column step; ``iterations`` counts column steps.
 
