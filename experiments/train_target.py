@@ -5,7 +5,6 @@ indexer's own choice). Routers are balanced by their selection bias: after every
 falls and that of an underloaded one rises (DeepSeek-V3 report, section 2.1.2).
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.training.batches import WindowSampler, load_tokens
 from experiments.training.curves import draw_curves
-from experiments.training.evaluation import bits_per_byte
+from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
 from experiments.training.loop import Trainer
@@ -92,7 +91,7 @@ def main(config: DictConfig) -> None:
     model.train()
     tokens = load_tokens(config.data.train)
     held_out = load_tokens(config.data.valid)
-    bytes_per_token = json.loads(Path(config.data.bytes_per_token).read_text(encoding="utf-8"))
+    bytes_per_token = read_bytes_per_token(Path(config.data.summary), "valid")
     sampler = WindowSampler(tokens, config.data.shares, config.batch_size, config.length, config.seed)
     plan = instantiate(config.plan)
     biases = {

@@ -1,12 +1,20 @@
 """Bits per byte: the loss in a unit that does not depend on the tokenizer."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
 from experiments.training.batches import evaluation_windows
+
+
+def read_bytes_per_token(summary: Path, split: str) -> dict[str, float]:
+    """Text bytes over tokens by class, from the summary that `experiments.tokens` writes."""
+    classes = json.loads(summary.read_text(encoding="utf-8"))["splits"][split]["classes"]
+    return {name: counts["bytes"] / counts["tokens"] for name, counts in classes.items()}
 
 
 def bits_per_byte(
