@@ -1,7 +1,9 @@
 """Makes the prompt files of the shipped configuration: `python -m experiments.prompts`.
 
-Takes documents of the `prompts` split only, cuts each once so that at least `min_continuation` tokens of the same kind
-of text would follow, and writes `<output>/<class>.jsonl` with rows `{"id", "class", "prompt", "source", "licence"}`.
+Takes documents of the `prompts` split only, and of them those that share little text with the train split (duplicates
+are removed in one pass, so a short document may stand although a later, longer one contains most of it). Cuts each once
+so that at least `min_continuation` tokens of the same kind of text would follow, and writes `<output>/<class>.jsonl`
+with rows `{"id", "class", "prompt", "source", "licence"}`.
 """
 
 import json
@@ -15,6 +17,7 @@ from omegaconf import DictConfig
 from tokenizers import Tokenizer
 
 from experiments.data.cuts import SPANS
+from experiments.data.deduplicate import SHINGLE_WIDTH, NearDuplicateFilter
 from experiments.data.documents import CLASSES, Document, read_documents
 
 logger = logging.getLogger(__name__)
@@ -89,10 +92,17 @@ def make_prompts(kind: str, config: DictConfig, tokenizer: Tokenizer, licences: 
     Raises:
         ValueError: when the prompts split has too few documents that can be cut.
     """
+    corpus = Path(config.corpus)
+    trained = NearDuplicateFilter(width=SHINGLE_WIDTH[kind])
+    for document in read_documents(corpus, "train", kind):
+        trained.remember(document.text)
+    candidates = [
+        document
+        for document in read_documents(corpus, "prompts", kind)
+        if trained.seen_share(document.text) <= config.max_shared
+    ]
     draw = random.Random(f"{config.seed}/{kind}")
-    documents = choose_documents(
-        list(read_documents(Path(config.corpus), "prompts", kind)), dict(config.quota.get(kind, {})), draw
-    )
+    documents = choose_documents(candidates, dict(config.quota.get(kind, {})), draw)
     rows = []
     for document in documents:
         prompt = cut_prompt(document, tokenizer, draw, config.min_tokens, config.max_tokens, config.min_continuation)

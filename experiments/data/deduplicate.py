@@ -50,6 +50,15 @@ class NearDuplicateFilter:
         sampled = mixed[mixed % np.uint64(self.sample) == 0]
         return set((sampled if len(sampled) >= 4 else mixed).tolist())
 
+    def seen_share(self, text: str) -> float:
+        """Share of the text's sampled shingles that stand in remembered texts, in [0, 1]."""
+        shingles = self.shingles(text)
+        return len(shingles & self._seen) / len(shingles)
+
+    def remember(self, text: str) -> None:
+        """Adds the text to those that later ones are compared with."""
+        self._seen |= self.shingles(text)
+
     def admit(self, text: str) -> bool:
         """Whether the text is new enough; remembers it when it is."""
         shingles = self.shingles(text)

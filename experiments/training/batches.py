@@ -18,7 +18,8 @@ def load_tokens(path: str | Path) -> dict[str, np.ndarray]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist: make it with python -m experiments.tokens")
     with np.load(path) as arrays:
-        return {name: arrays[name] for name in arrays.files}
+        present = {name: arrays[name] for name in arrays.files}
+    return {name: array for name, array in present.items() if array.ndim == 1 and array.dtype == np.uint16}
 
 
 class WindowSampler:

@@ -13,6 +13,15 @@ from mlx.utils import tree_flatten, tree_unflatten
 Tree = dict[str, Any]
 
 
+ALIGNMENT = 64  # entries; matrix products on CUDA want their operands to start at multiples of 16 bytes
+
+
+def _padded(vector: mx.array) -> mx.array:
+    """The vector with zeros up to a multiple of `ALIGNMENT`."""
+    missing = -vector.size % ALIGNMENT
+    return mx.pad(vector, (0, missing)) if missing else vector
+
+
 class FlatLayout:
     """Which parameter lies where in which vector.
 
@@ -30,7 +39,7 @@ class FlatLayout:
         """Vectors by group, from a tree of the layout's names."""
         arrays = dict(tree_flatten(tree))
         return {
-            group: mx.concatenate([arrays[name].reshape(-1) for name, _ in members])
+            group: mx.concatenate([_padded(arrays[name].reshape(-1)) for name, _ in members])
             for group, members in self.members.items()
         }
 
@@ -44,5 +53,5 @@ class FlatLayout:
                 for extent in shape:
                     size *= extent
                 leaves.append((name, vectors[group][start : start + size].reshape(shape)))
-                start += size
+                start += -(-size // ALIGNMENT) * ALIGNMENT
         return tree_unflatten(leaves)

@@ -1,0 +1,1 @@
+"""The configuration: one file a choice, one folder a role."""

@@ -1,0 +1,45 @@
+"""The same block every round."""
+
+from dataclasses import dataclass
+
+from spec.errors import UserError
+from spec.protocols import History, Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBlock:
+    """Asks for gamma tokens every round; 0 is plain decoding.
+
+    Attributes:
+        gamma: tokens a round.
+
+    Raises:
+        UserError: gamma is not a whole number of 0 or more.
+    """
+
+    gamma: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int) or self.gamma < 0:
+            raise UserError(f"block.gamma must be a whole number, 0 (plain decoding) or more, got {self.gamma!r}")
+
+    @property
+    def max_gamma(self) -> int:
+        """The most it asks for."""
+        return self.gamma
+
+    def reset(self) -> None:
+        """Has nothing to forget."""
+
+    def next_gamma(self, history: History) -> int:
+        """Gamma, whatever happened."""
+        return self.gamma
+
+    def observe(self, finished: Round) -> None:
+        """Learns nothing."""
+
+    def snapshot(self) -> None:
+        """Has no state."""
+
+    def restore(self, snapshot: None) -> None:
+        """Has no state."""

@@ -1,0 +1,72 @@
+"""Prompt lookup: the text so far is searched for its own ending, and what followed then is proposed now.
+
+Saxena 2023, "Prompt lookup decoding"; no network, no confidence.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from spec.errors import UserError
+from spec.protocols import Proposal
+from spec.sampling import Draws
+
+
+class NgramDrafter:
+    """Proposes what followed the most recent earlier occurrence of the longest matching suffix.
+
+    Args:
+        n_max: longest suffix looked up, the anchor included.
+        n_min: shortest.
+
+    Raises:
+        UserError: not 1 <= n_min <= n_max.
+    """
+
+    taps: tuple[int, ...] = ()
+    max_gamma: int | None = None
+
+    def __init__(self, *, n_max: int = 4, n_min: int = 2) -> None:
+        if not 1 <= n_min <= n_max:
+            raise UserError(f"drafter.n_min and n_max must satisfy 1 <= n_min <= n_max, got {n_min} and {n_max}")
+        self.n_max, self.n_min = n_max, n_min
+        self._tokens = array("l")
+
+    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+        """Forgets the text."""
+        self._tokens = array("l")
+
+    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
+        """Appends committed tokens."""
+        self._tokens.extend(tokens)
+
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+        """What followed the ending last time; fewer than gamma tokens if the text ends before."""
+        text = self._tokens + array("l", [anchor])
+        width = text.itemsize
+        searched = text.tobytes()
+        for n in range(min(self.n_max, len(text) - 1), self.n_min - 1, -1):
+            found = _find_last(searched, text[-n:].tobytes(), width)
+            if found is not None:
+                start = found + n
+                return Proposal(tokens=tuple(text[start : start + gamma]))
+        return Proposal(reason=f"no earlier occurrence of the last {self.n_min} to {self.n_max} tokens")
+
+    def snapshot(self) -> int:
+        """The length: the text only grows."""
+        return len(self._tokens)
+
+    def restore(self, snapshot: int) -> None:
+        """Drops what was appended since."""
+        del self._tokens[snapshot:]
+
+
+def _find_last(searched: bytes, pattern: bytes, width: int) -> int | None:
+    """Index, in items of ``width`` bytes, of the last occurrence that at least one item follows."""
+    end = len(searched) - width  # one item must follow, which also excludes the ending itself
+    while (found := searched.rfind(pattern, 0, end)) >= 0:
+        if found % width == 0:
+            return found // width
+        end = found + len(pattern) - 1  # a match across item borders: look further left
+    return None

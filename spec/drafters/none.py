@@ -1,0 +1,31 @@
+"""The drafter that proposes nothing: plain decoding."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from spec.protocols import Proposal
+from spec.sampling import Draws
+
+
+class NoneDrafter:
+    """Proposes nothing and remembers nothing."""
+
+    taps: tuple[int, ...] = ()
+    max_gamma: int | None = None
+
+    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+        """Has nothing to forget."""
+
+    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
+        """Remembers nothing."""
+
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+        """An empty proposal."""
+        return Proposal(reason="there is no drafter")
+
+    def snapshot(self) -> None:
+        """Has no state."""
+
+    def restore(self, snapshot: None) -> None:
+        """Has no state."""

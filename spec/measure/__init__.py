@@ -1,0 +1,21 @@
+"""What is said about a run: its account, its exactness, its records."""
+
+from spec.measure.account import Account, IdentityError, account_for
+from spec.measure.environment import describe
+from spec.measure.exactness import Divergence, Exactness, teacher_force
+from spec.measure.records import RunFolder, read_lines, read_summary
+from spec.measure.repetition import repeated_ngram_share
+
+__all__ = [
+    "Account",
+    "Divergence",
+    "Exactness",
+    "IdentityError",
+    "RunFolder",
+    "account_for",
+    "describe",
+    "read_lines",
+    "read_summary",
+    "repeated_ngram_share",
+    "teacher_force",
+]

@@ -1,0 +1,128 @@
+"""From a configuration to parts. Hydra's ``_target_`` is the registry; nothing here names a choice."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from spec.blocks import FixedBlock
+from spec.commit import PrefixCommit
+from spec.drafters import NoneDrafter
+from spec.errors import UserError, one_line
+from spec.protocols import BlockPolicy, CommitPath, Drafter, Loop, Replay, Verifier
+from spec.sampling import Sampling
+from spec.session import TargetSession
+
+
+def check_complete(config: DictConfig) -> None:
+    """Refuses values that the user has yet to give (``???`` in a file).
+
+    Raises:
+        UserError: there are some.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"no value for {', '.join(missing)}: give it on the command line, as {missing[0]}=...")
+
+
+def build(role: str, config: DictConfig, **arguments: Any) -> Any:
+    """Instantiates a part; a part whose configuration is partial is then called with the arguments.
+
+    Args:
+        role: names the part in messages, for example ``block``.
+        config: with ``_target_``.
+        **arguments: objects that no configuration can hold; ignored for a part that is already whole.
+
+    Raises:
+        UserError: the part refuses its values.
+    """
+    try:
+        made = instantiate(config, _convert_="all")
+        return made(**arguments) if isinstance(made, functools.partial) else made
+    except InstantiationException as error:
+        cause = error.__cause__
+        # What is not a complaint about values is a fault of the program, and keeps its traceback.
+        if cause is not None and not isinstance(cause, UserError | ValueError | OSError | TypeError):
+            raise cause from error
+        raise _refused(role, cause or error) from error
+    except (ValueError, OSError, TypeError) as error:
+        raise _refused(role, error) from error
+
+
+def _refused(role: str, error: BaseException) -> UserError:
+    return error if isinstance(error, UserError) else UserError(f"{role}: {one_line(error)}")
+
+
+@functools.lru_cache(maxsize=1)  # the jobs of a sweep run in one process and load the target once
+def load_target(config: str) -> tuple[Any, Any]:
+    """Model and tokenizer.
+
+    Args:
+        config: the target's configuration as YAML, which can be compared.
+
+    Raises:
+        UserError: the checkpoint cannot be loaded.
+    """
+    return build("target", OmegaConf.create(config))
+
+
+@functools.lru_cache(maxsize=1)
+def load_drafter(config: str, target_config: str) -> Drafter:
+    """The drafter for a target; every generation resets it, so jobs may share it. Arguments as `load_target`."""
+    return build("drafter", OmegaConf.create(config), target=load_target(target_config)[0])
+
+
+def as_yaml(config: DictConfig) -> str:
+    """A configuration as text, resolved, to be a cache's key."""
+    return OmegaConf.to_yaml(config, resolve=True, sort_keys=True)
+
+
+class Parts:
+    """The parts of one job that need no checkpoint, built first so that a wrong value is said before any work.
+
+    Args:
+        config: the whole configuration.
+
+    Raises:
+        UserError: a part refuses its values.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self._config = config
+        try:
+            self.sampling = Sampling(**OmegaConf.to_container(config.sampling, resolve=True))
+        except TypeError as error:
+            raise _refused("sampling", error) from error
+        self.verifier: Verifier = build("verifier", config.verifier, sampling=self.sampling)
+        self.commit: CommitPath = build("commit", config.commit)
+        self.replay: Replay = build("replay", config.replay)
+        self.block: BlockPolicy = build("block", config.block)
+
+    def loops(self, model: Any, drafter: Drafter) -> tuple[Loop, Loop, TargetSession]:
+        """The speculative loop, the baseline (gamma = 0 through the same code), and the session of the latter.
+
+        Args:
+            model: the target.
+            drafter: the drafter.
+
+        Raises:
+            UserError: the parts do not fit together.
+        """
+        # Both caches get the same headroom: another ring size could change the order of sums, and so the last bit.
+        session = functools.partial(
+            TargetSession, model, max_rollback=self.block.max_gamma + 1, context=self._config.context
+        )
+        plain_session = session()
+        loop: Callable[..., Loop] = functools.partial(
+            build,
+            "loop",
+            self._config.loop,
+            verifier=self.verifier,
+            replay=self.replay,
+        )
+        speculative = loop(target=session(taps=drafter.taps), drafter=drafter, commit=self.commit, block=self.block)
+        baseline = loop(target=plain_session, drafter=NoneDrafter(), commit=PrefixCommit(), block=FixedBlock(gamma=0))
+        return speculative, baseline, plain_session

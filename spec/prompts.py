@@ -1,0 +1,118 @@
+"""Prompts from JSONL files, and their token ids."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from spec.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        prompt_id: unique within a run.
+        prompt_class: what results are grouped by.
+        turns: a conversation, the user first and last, by turns; a plain text has one.
+        is_chat: whether the turns go through the tokenizer's chat template.
+    """
+
+    prompt_id: str
+    prompt_class: str
+    turns: tuple[str, ...]
+    is_chat: bool
+
+
+def load_prompts(paths: Sequence[str], *, name: str, limit: int | None = None) -> list[Prompt]:
+    """Reads prompt files. A row holds ``prompt`` (a text) or ``turns`` (a list of texts), and perhaps ``id`` and
+    ``class``.
+
+    Args:
+        paths: JSONL files; a relative one is looked for in the working folder, then in the ``configs`` package.
+        name: class of rows that name none, if they come from one file; otherwise the file's name is.
+        limit: most rows of each file; None takes all.
+
+    Raises:
+        UserError: a file is missing or broken, a prompt is empty, two have the same id, or nothing is left.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"prompts.limit must be 1 or more, or null for all, got {limit}")
+    prompts: list[Prompt] = []
+    for path in map(_find, paths):
+        default_class = name if len(paths) == 1 else path.stem
+        rows = [row for row in enumerate(_read(path), start=1) if row[1].strip()]
+        prompts += [_parse(path, number, text, default_class) for number, text in rows[:limit]]
+    if not prompts:
+        raise UserError(f"no prompts in {', '.join(map(str, paths)) or 'an empty list of files'}")
+    ids = [prompt.prompt_id for prompt in prompts]
+    twice = sorted({one for one in ids if ids.count(one) > 1})
+    if twice:
+        raise UserError(f"prompt ids must differ, got more than one of {', '.join(twice)}")
+    return prompts
+
+
+def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Token ids of a prompt, as mlx-lm's ``stream_generate`` makes them.
+
+    Args:
+        prompt: the prompt.
+        tokenizer: mlx-lm's wrapper.
+
+    Raises:
+        UserError: a conversation meets a tokenizer without a chat template.
+    """
+    if not prompt.is_chat:
+        text = prompt.turns[0]
+        has_start = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+        return tokenizer.encode(text, add_special_tokens=not has_start)
+    if not tokenizer.has_chat_template:
+        raise UserError(
+            f'prompt {prompt.prompt_id} has "turns", the tokenizer has no chat template: give the text as "prompt"'
+        )
+    messages = [
+        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(prompt.turns)
+    ]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+
+
+def _find(path: str) -> Path:
+    places = [Path(path).expanduser(), Path(str(files("configs"))) / path]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UserError(f"the prompt file {path} does not exist: looked for {' and '.join(map(str, places))}")
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the prompt file {path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, number: int, text: str, default_class: str) -> Prompt:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where} is not valid JSON: {error}") from error
+    if not isinstance(row, dict) or ("prompt" in row) == ("turns" in row):
+        raise UserError(f'{where}: wanted an object with either "prompt" or "turns"')
+    turns = row["turns"] if "turns" in row else [row["prompt"]]
+    if not isinstance(turns, list) or len(turns) % 2 == 0 or not all(isinstance(turn, str) for turn in turns):
+        raise UserError(
+            f'{where}: "prompt" must be a text, "turns" an odd number of texts (user, assistant, ..., user)'
+        )
+    if not all(turn.strip() for turn in turns):
+        raise UserError(f"{where}: the prompt is empty")
+    prompt_class = str(row.get("class", default_class))
+    return Prompt(
+        prompt_id=str(row.get("id", f"{prompt_class}-{number}")),
+        prompt_class=prompt_class,
+        turns=tuple(turns),
+        is_chat="turns" in row,
+    )

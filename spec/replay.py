@@ -1,0 +1,31 @@
+"""Running accepted tokens again, for commit paths that do not keep the verify pass's rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from spec.protocols import Target, TargetPass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReplay:
+    """One plain decode a token: the arithmetic of plain decoding, at its price."""
+
+    def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
+        """Runs at least one token; rows come back in order."""
+        passes = [target.forward([token]) for token in tokens]
+        features = [passed.features for passed in passes if passed.features is not None]
+        return TargetPass(
+            logits=mx.concatenate([passed.logits for passed in passes]),
+            features=mx.concatenate(features) if features else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReplay:
+    """One pass over all tokens: cheaper, with the arithmetic of a wide pass."""
+
+    def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
+        """Runs at least one token; rows come back in order."""
+        return target.forward(tokens)

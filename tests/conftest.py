@@ -1,0 +1,35 @@
+"""Fixtures that all tests share: the CPU as device, random tiny models, one profile for property tests."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import settings
+
+from models.deepseek_v4 import Model
+from tests.random_checkpoint import write_checkpoint
+from tests.random_models import random_model, tiny_config
+
+mx.set_default_device(mx.cpu)  # the backend on which passes of any width agree to the bit
+settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Model:
+    """A random target of a window-only, a CSA and an HCA layer; not to be changed by a test."""
+    return random_model()
+
+
+@pytest.fixture(scope="session")
+def other_tiny_model() -> Model:
+    """A smaller random target with the same vocabulary."""
+    return random_model(tiny_config(num_hidden_layers=2, compress_ratios=(4, 16)), seed=1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random target, a random DSpark drafter and a tokenizer, laid out as what ships."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder)
+    return folder

@@ -1,0 +1,278 @@
+"""The folded loop is plain decoding, faster: same tokens, same cache rows, whatever the drafter does."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import Model
+from spec import (
+    BatchReplay,
+    FixedBlock,
+    NgramDrafter,
+    NoneDrafter,
+    OracleDrafter,
+    PrefixCommit,
+    Proposal,
+    TokenReplay,
+    UserError,
+    collect,
+)
+from tests.models.cache_rows import assert_same_rows, reachable_rows
+from tests.random_models import random_model, random_tokens
+from tests.spec.doubles import (
+    PlannedDrafter,
+    RollbackCommit,
+    ScriptedTarget,
+    SpyBlock,
+    Ticking,
+    WrongDrafter,
+    make_loop,
+    session,
+)
+
+PROMPT = tuple(random_tokens(9, seed=3)[0].tolist())
+LENGTH = 40
+SCRIPT = tuple(random_tokens(120, vocab_size=32, seed=4)[0].tolist())
+
+
+@cache
+def plain_tokens() -> tuple[int, ...]:
+    model = random_model()
+    return collect(make_loop(session(model)).rounds(PROMPT, max_tokens=LENGTH)).tokens
+
+
+def drafter_for(name: str, plain: tuple[int, ...], vocab_size: int):
+    return {
+        "none": NoneDrafter(),
+        "ngram": NgramDrafter(n_max=3, n_min=1),
+        "oracle 0": OracleDrafter(accept_rate=0.0),
+        "oracle 0.5": OracleDrafter(accept_rate=0.5),
+        "oracle 1": OracleDrafter(accept_rate=1.0),
+        "wrong": WrongDrafter(plain, len(PROMPT), vocab_size),
+    }[name]
+
+
+@pytest.mark.parametrize("gamma", [1, 5])
+@pytest.mark.parametrize("name", ["none", "ngram", "oracle 0", "oracle 0.5", "oracle 1", "wrong"])
+def test_tokens_are_those_of_plain_decoding(tiny_model: Model, name: str, gamma: int) -> None:
+    drafter = drafter_for(name, plain_tokens(), tiny_model.args.vocab_size)
+    target = session(tiny_model, drafter, gamma)
+    done = collect(make_loop(target, drafter, gamma).rounds(PROMPT, max_tokens=LENGTH, reference=plain_tokens()))
+    assert done.tokens == plain_tokens()
+    assert done.finish_reason == "max_tokens"
+    accepted = {item.accepted for item in done.rounds if len(item.proposed) == gamma}
+    if name == "oracle 1":
+        assert accepted == {gamma}
+    if name in ("oracle 0", "wrong"):
+        assert accepted == {0}
+    if name == "none":
+        assert {item.outcome for item in done.rounds} == {"no_draft", "no_room"}
+
+
+@pytest.mark.parametrize("commit", [PrefixCommit(), RollbackCommit()])
+@pytest.mark.parametrize("replay", [TokenReplay(), BatchReplay()])
+def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model, commit, replay) -> None:
+    """Every reachable row equals, to the bit, that of a session that was only ever fed the committed tokens."""
+    gamma, length = 4, 20
+    drafter = OracleDrafter(accept_rate=0.6)
+    target, plain = session(tiny_model, drafter, gamma), session(tiny_model, drafter, gamma)
+    loop = make_loop(target, drafter, gamma, commit=commit, replay=replay)
+    plain.absorb(PROMPT[:-1])
+    plain.forward(PROMPT[-1:])
+    fed, emitted = len(PROMPT), list(PROMPT)
+    for item in loop.rounds(PROMPT, max_tokens=length, reference=plain_tokens()):
+        emitted += item.tokens
+        for token in emitted[fed : target.offset]:
+            plain.forward([token])
+        fed = target.offset
+        assert target.offset == len(emitted) - (item.kind != "none")  # the anchor alone is pending
+        assert_same_rows(target.cache, reachable_rows(plain.cache, tiny_model.args), tiny_model.args)
+        if item.outcome != "prefill":
+            assert item.replayed_tokens == (0 if isinstance(commit, PrefixCommit) else 1 + item.accepted)
+
+
+@given(
+    gammas=st.integers(0, 7),
+    wrong=st.frozensets(st.integers(4, 60)),
+    length=st.integers(1, 50),
+    prompt=st.integers(1, 9),
+)
+@settings(max_examples=60)
+def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, prompt: int) -> None:
+    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyBlock(gamma=gammas)
+    done = collect(make_loop(target, drafter, block=block).rounds(SCRIPT[:prompt], max_tokens=length))
+    assert done.tokens == SCRIPT[prompt : prompt + length]
+    position = prompt
+    for item in done.rounds:
+        assert item.position == position
+        right = 0
+        while right < len(item.proposed) and position + 1 + right not in wrong:
+            right += 1
+        assert item.accepted == right
+        assert item.kind == ("bonus" if right == len(item.proposed) else "correction")
+        assert len(item.tokens) == right + 1
+        position += right + 1
+    assert block.seen == list(done.rounds)
+    assert drafter.seen == target.rows == list(SCRIPT[: prompt + length - 1])
+    assert target.widths == [1] + [1 + len(item.proposed) for item in done.rounds]
+
+
+def test_one_target_pass_a_round_and_the_clock_is_split() -> None:
+    target = ScriptedTarget(SCRIPT)
+    loop = make_loop(target, PlannedDrafter(SCRIPT), 3, clock=Ticking())
+    done = collect(loop.rounds(SCRIPT[:5], max_tokens=10))
+    for item in done.rounds:
+        parts = (item.propose_s, item.verify_s, item.target_s, item.commit_s, item.replay_s)
+        assert item.duration_s == 5  # readings: start, proposed, verified, before and after the commit, end
+        assert sum(parts) == 4
+        assert (item.verify_s, item.target_s) == ((1, 0) if item.proposed else (0, 1))
+        assert (item.propose_s, item.commit_s, item.replay_s) == (2, 1, 0)
+
+
+def test_replay_is_timed_apart_from_the_commit() -> None:
+    loop = make_loop(
+        ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({7})), 3, clock=Ticking(), commit=RollbackCommit()
+    )
+    first = collect(loop.rounds(SCRIPT[:5], max_tokens=10)).rounds[0]
+    assert (first.accepted, first.replayed_tokens) == (1, 2)
+    assert (first.replay_s, first.commit_s) == (1, 2)
+
+
+def test_a_loop_can_be_used_again(tiny_model: Model) -> None:
+    drafter = NgramDrafter(n_max=2, n_min=1)
+    loop = make_loop(session(tiny_model, drafter, 3), drafter, 3)
+    first = collect(loop.rounds(PROMPT, max_tokens=15))
+    abandoned = loop.rounds(PROMPT[::-1], max_tokens=15)
+    next(abandoned), next(abandoned)
+    again = collect(loop.rounds(PROMPT, max_tokens=15))
+    assert again.tokens == first.tokens
+    assert [item.proposed for item in again.rounds] == [item.proposed for item in first.rounds]
+
+
+def test_prompt_chunks_change_nothing(tiny_model: Model) -> None:
+    prompt = random_tokens(30, seed=8)[0].tolist()
+    outputs = set()
+    for chunk in (1, 7, 64):
+        drafter = NgramDrafter(n_max=2, n_min=1)
+        loop = make_loop(session(tiny_model, drafter, 2), drafter, 2, prefill_chunk=chunk)
+        outputs.add(collect(loop.rounds(prompt, max_tokens=6)).tokens)
+    assert len(outputs) == 1
+
+
+class FaultError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("part", ["propose", "forward", "accept", "commit", "observe", "block"])
+def test_a_round_that_raises_leaves_everything_as_before(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 15})), SpyBlock(gamma=4)
+    loop = make_loop(target, drafter, block=block)
+    progress, _ = loop.start(SCRIPT[:5], max_tokens=30)
+    loop.step(progress)
+    before = (list(target.rows), list(drafter.seen), list(block.seen), list(progress.emitted), progress.num_rounds)
+    owner, name = {
+        "propose": (PlannedDrafter, "propose"),
+        "forward": (ScriptedTarget, "forward"),
+        "accept": (type(loop.verifier), "accept"),
+        "commit": (PrefixCommit, "commit"),
+        "observe": (PlannedDrafter, "observe"),
+        "block": (SpyBlock, "observe"),
+    }[part]
+    real = getattr(owner, name)
+
+    def faulty(*arguments, **named):
+        real(*arguments, **named)  # the fault comes after the part has done its work
+        raise FaultError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, faulty)
+        with pytest.raises(FaultError):
+            loop.step(progress)
+    assert (target.rows, drafter.seen, block.seen, progress.emitted, progress.num_rounds) == before
+    while progress.finish_reason is None:
+        loop.step(progress)
+    assert tuple(progress.emitted) == SCRIPT[5:35]
+
+
+def test_a_pass_that_fails_half_way_through_the_layers_is_undone(
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = OracleDrafter(accept_rate=1.0)
+    target = session(tiny_model, drafter, 3)
+    loop = make_loop(target, drafter, 3)
+    progress, _ = loop.start(PROMPT, max_tokens=12, reference=plain_tokens())
+    loop.step(progress)
+    layer = tiny_model.layers[2]
+
+    def broken(*arguments):
+        raise FaultError
+
+    before = target.offset
+    with monkeypatch.context() as patch:
+        patch.setattr(type(layer), "__call__", lambda self, *rest: broken() if self is layer else real(self, *rest))
+        real = REAL_BLOCK
+        with pytest.raises(FaultError):
+            loop.step(progress)
+    assert {entry.offset for entry in target.cache} == {before}
+    while progress.finish_reason is None:
+        loop.step(progress)
+    assert tuple(progress.emitted) == plain_tokens()[:12]
+
+
+REAL_BLOCK = type(random_model().layers[0]).__call__
+
+
+class ForeignDrafter(NoneDrafter):
+    def propose(self, anchor, position, gamma, draws):
+        return Proposal(tokens=(99, 1)[:gamma])
+
+
+def test_ids_outside_the_vocabulary_are_not_fed() -> None:
+    target = ScriptedTarget(SCRIPT)
+    done = collect(make_loop(target, ForeignDrafter(), 3).rounds(SCRIPT[:5], max_tokens=6))
+    assert done.tokens == SCRIPT[5:11]
+    assert [item.outcome for item in done.rounds] == ["invalid"] * 4 + ["no_room"]
+    assert "99" in done.rounds[0].reason
+    assert set(target.widths) == {1}
+
+
+class LongDrafter(NoneDrafter):
+    def propose(self, anchor, position, gamma, draws):
+        return Proposal(tokens=(1,) * (gamma + 1))
+
+
+def test_a_drafter_that_proposes_too_much_is_a_fault() -> None:
+    with pytest.raises(ValueError, match="proposed 4 tokens, wanted at most 3"):
+        collect(make_loop(ScriptedTarget(SCRIPT), LongDrafter(), 3).rounds(SCRIPT[:5], max_tokens=9))
+
+
+def test_every_undrafted_round_has_a_reason() -> None:
+    for drafter, gamma in ((NoneDrafter(), 4), (NgramDrafter(), 0), (NgramDrafter(n_max=9, n_min=9), 4)):
+        done = collect(make_loop(ScriptedTarget(SCRIPT), drafter, gamma).rounds(SCRIPT[:5], max_tokens=9))
+        assert all(bool(item.proposed) != bool(item.reason) for item in done.rounds)
+        assert done.rounds[0].outcome == "no_draft"
+
+
+class ShortBlockDrafter(NoneDrafter):
+    max_gamma = 3
+
+
+def test_parts_that_do_not_fit_are_refused_at_the_start() -> None:
+    with pytest.raises(UserError, match=r"at most 3 tokens .* got 4: set block.gamma to 3 or less"):
+        make_loop(ScriptedTarget(SCRIPT), ShortBlockDrafter(), 4)
+    make_loop(ScriptedTarget(SCRIPT), ShortBlockDrafter(), 3)
+    with pytest.raises(UserError, match=r"take back 6 tokens .* max_rollback is 5"):
+        make_loop(ScriptedTarget(SCRIPT, max_rollback=5), gamma=5)
+    with pytest.raises(UserError, match="prefill_chunk"):
+        make_loop(ScriptedTarget(SCRIPT), prefill_chunk=0)
+    for gamma in (-1, 2.5, True, "3"):
+        with pytest.raises(UserError, match=r"block.gamma must be a whole number"):
+            FixedBlock(gamma=gamma)
+
+
+def test_rounds_that_are_cut_short_cannot_be_collected() -> None:
+    rounds = make_loop(ScriptedTarget(SCRIPT)).rounds(SCRIPT[:5], max_tokens=9)
+    with pytest.raises(ValueError, match="end before the generation does"):
+        collect([next(rounds), next(rounds)])

@@ -1,0 +1,316 @@
+"""The main program, whole: records, repeatability, sweeps, and one clear line for what cannot be done."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spec import loop
+from spec.measure import read_lines
+from spec.parts import load_target
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
+SUMMARY_FIELDS = [
+    "experiment",
+    "prompt_class",
+    "num_prompts",
+    "num_tokens",
+    "tokens_per_s",
+    "baseline_tokens_per_s",
+    "speedup",
+    "speedup_min",
+    "speedup_max",
+    "tau",
+    "acceptance_rate",
+    "accept_rate_at",
+    "exactness",
+    "account",
+    "environment",
+    "by_prompt",
+]
+RUN_FIELDS = [
+    "prompt_id",
+    "class",
+    "repeat",
+    "mode",
+    "tokens",
+    "text",
+    "finish_reason",
+    "tokens_per_s",
+    "prefill_tokens_per_s",
+    "peak_memory_gb",
+]
+ACCOUNT_FIELDS = [
+    "cycles",
+    "first_tokens",
+    "proposed",
+    "accepted_draft",
+    "accept_rate",
+    "avg_accept",
+    "full",
+    "partial",
+    "miss_first",
+    "no_draft",
+    "no_room",
+    "invalid",
+    "scheduler_skips",
+    "tail_skips",
+    "errors",
+    "time_ms",
+    "draft_len_hist",
+    "accepted_len_hist",
+]
+TIME_FIELDS = ["propose", "snapshot", "verify", "replay", "spec_total", "target", "saved", "net_saved"]
+
+
+def summary_of(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_runs(program, tmp_path: Path, experiment: str, capsys: pytest.CaptureFixture) -> None:
+    assert program(f"+experiment={experiment}") == 0
+    summary = summary_of(tmp_path / "out")
+    prompt_class, gamma = experiment.rsplit("_b", 1)
+    assert summary["experiment"] == experiment
+    assert summary["prompt_class"] == prompt_class
+    assert {round_["gamma"] for round_ in read_lines(tmp_path / "out" / "rounds.jsonl")} <= set(range(int(gamma) + 1))
+    assert summary["exactness"]["identical_to_baseline"] is True
+    assert prompt_class in capsys.readouterr().out
+
+
+def test_records_hold_together(program, tmp_path: Path, prompt_file: Path) -> None:
+    """The figures of the summary are recomputed from the lines."""
+    assert program("drafter=oracle", "drafter.accept_rate=0.6", "prompts.limit=3", "repeats=2", "max_tokens=12") == 0
+    folder = tmp_path / "out"
+    summary, rounds = summary_of(folder), list(read_lines(folder / "rounds.jsonl"))
+    runs = list(read_lines(folder / "runs.jsonl"))
+    assert set(SUMMARY_FIELDS) <= set(summary)
+    assert set(ACCOUNT_FIELDS) <= set(summary["account"])
+    assert set(TIME_FIELDS) <= set(summary["account"]["time_ms"])
+    assert all(list(run) == RUN_FIELDS for run in runs)
+    # interleaved: for each repeat and prompt the baseline, then the speculative run
+    order = [(repeat, name, mode) for repeat in (0, 1) for name in ("one", "two", "three") for mode in ("b", "s")]
+    assert [(run["repeat"], run["prompt_id"], run["mode"][0]) for run in runs] == order
+    by_key = {(run["prompt_id"], run["repeat"], run["mode"]): run for run in runs}
+    for (name, repeat, mode), run in by_key.items():
+        assert run["tokens"] == by_key[(name, 0, "baseline")]["tokens"], (name, repeat, mode)
+        assert run["finish_reason"] in ("eos", "max_tokens")
+        assert run["peak_memory_gb"] > 0
+        assert run["prefill_tokens_per_s"] > 0
+    ours = [run for run in runs if run["mode"] == "speculative"]
+    accepted, proposed = sum(r["accepted"] for r in rounds), sum(r["proposed"] for r in rounds)
+    assert 0 < accepted < proposed
+    assert summary["num_tokens"] == sum(len(run["tokens"]) for run in ours)
+    assert summary["num_prompts"] == 3
+    assert summary["acceptance_rate"] == accepted / proposed
+    assert summary["tau"] == (summary["num_tokens"] - len(ours)) / len(rounds)
+    for at, rate in enumerate(summary["accept_rate_at"]):
+        there = [r for r in rounds if r["proposed"] > at]
+        assert rate == sum(r["accepted"] > at for r in there) / len(there)
+    account = summary["account"]
+    assert (account["cycles"], account["accepted_draft"], account["proposed"]) == (len(rounds), accepted, proposed)
+    for outcome in ("full", "partial", "miss_first", "no_draft", "no_room", "invalid"):
+        assert account[outcome] == sum(r["outcome"] == outcome for r in rounds)
+    for part in ("propose", "verify", "commit", "replay", "target"):
+        assert account["time_ms"][part] == pytest.approx(sum(r[f"{part}_ms"] for r in rounds))
+    assert {entry["prompt_id"] for entry in summary["by_prompt"]} == {"one", "two", "three"}
+    assert summary["exactness"]["nspec"] == sum(len(run["tokens"]) for run in ours) / 2
+    assert (summary["exactness"]["worst_argmax_gap"], summary["exactness"]["at"]) == (0.0, -1)
+    assert summary["speedup_min"] <= summary["speedup"] <= summary["speedup_max"]
+    files = summary["environment"]["checkpoints"]["target"]
+    assert {"config.json", "model.safetensors", "drafter.safetensors", "tokenizer.json"} <= set(files)
+    assert (folder / ".hydra" / "config.yaml").is_file()
+
+
+def test_a_run_without_baseline_or_exactness(program, tmp_path: Path) -> None:
+    assert program("baseline=false", "exactness=false", "drafter=ngram", "drafter.n_min=1") == 0
+    summary = summary_of(tmp_path / "out")
+    assert {run["mode"] for run in read_lines(tmp_path / "out" / "runs.jsonl")} == {"speculative"}
+    for field in ("baseline_tokens_per_s", "speedup", "speedup_min", "speedup_max"):
+        assert summary[field] is None
+    assert summary["account"]["time_ms"]["saved"] is None
+    assert summary["exactness"]["identical_to_baseline"] is None
+    assert summary["tokens_per_s"] > 0
+
+
+def test_sampled_runs_equal_their_baseline(program, tmp_path: Path) -> None:
+    sampled = ("verifier=sample_match", "sampling.temperature=0.8", "sampling.top_k=20", "seed=5")
+    assert program(*sampled, "drafter=oracle", "prompts.limit=2") == 0
+    summary = summary_of(tmp_path / "out")
+    assert summary["exactness"]["identical_to_baseline"] is True
+    assert summary["exactness"]["worst_argmax_gap"] is None
+    assert summary["account"]["accepted_draft"] > 0
+
+
+def test_stop_strings_and_context_reach_the_loop(program, tmp_path: Path) -> None:
+    assert program("context=21", "max_tokens=100") == 0
+    (baseline, ours) = read_lines(tmp_path / "out" / "runs.jsonl")
+    text = ours["text"]
+    assert ours["finish_reason"] == "context"
+    assert ours["tokens"] == baseline["tokens"]
+    stop = text[4:6]
+    for given in (f"stop=['{stop}']", f"stop='{stop}'"):  # a list, or one text
+        assert program(given, "max_tokens=100") == 0
+        (baseline, ours) = read_lines(tmp_path / "out" / "runs.jsonl")
+        assert ours["finish_reason"] == baseline["finish_reason"] == "stop_string"
+        assert ours["text"] == baseline["text"] == text[: text.index(stop)]
+
+
+def test_a_sweep_runs_in_one_process_and_loads_the_target_once(program, tmp_path: Path) -> None:
+    load_target.cache_clear()
+    assert program("-m", "+experiment=prose_b5", "block.gamma=0,3") == 0
+    assert load_target.cache_info().misses == 1
+    gammas = []
+    for number in (0, 1):
+        rounds = list(read_lines(tmp_path / "sweep" / str(number) / "rounds.jsonl"))
+        gammas.append(max(line["gamma"] for line in rounds))
+        assert summary_of(tmp_path / "sweep" / str(number))["exactness"]["identical_to_baseline"] is True
+    assert gammas == [0, 3]
+
+
+def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert program("-m", "block.gamma=6,2") == 2
+    assert "at most 5 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "sweep" / "0" / "summary.json").exists()
+    assert (tmp_path / "sweep" / "1" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["drafter=magic"],
+            "In 'config': Could not find 'drafter/magic'; Available options in 'drafter': dspark, ngram, none, oracle$",
+        ),
+        (["+experiment=magic"], "Could not find 'experiment/magic'"),
+        (["block.gama=3"], "Could not override 'block.gama'. To append"),
+        (["+block.gama=3"], "block: .*unexpected keyword argument 'gama'"),
+        (["+sampling.warmth=3"], "sampling: .*unexpected keyword argument 'warmth'"),
+        (["block.gamma=6"], "block.gamma: the drafter proposes at most 5 tokens .* got 6"),
+        (["block.gamma=-1"], "block.gamma must be a whole number"),
+        (["sampling.temperature=0.7"], "choose verifier=sample_match"),
+        (["sampling.top_p=2"], "sampling.top_p must lie in 0..1, got 2"),
+        (["target=deepseek_v4", "target.path=???"], "no value for target.path"),
+        (["target.path=/nowhere/at/all"], "target: /nowhere/at/all"),
+        (["drafter.path=/nowhere/at/all"], "drafter: /nowhere/at/all"),
+        (["drafter.quant=q99"], "drafter: .*quant"),
+        (["target.dtype=float12"], "target: dtype"),
+        (["prompts=file", "prompts.paths=???"], "no value for prompts.paths"),
+        (["prompts.paths=[nowhere.jsonl]"], "prompt file nowhere.jsonl does not exist"),
+        (["context=5"], "prompt one has 15 tokens, the context holds 5"),
+        (["context=0"], "context must lie in 1.."),
+        (["max_tokens=0"], "max_tokens must be a whole number of 1 or more, got 0"),
+        (["repeats=many"], "repeats must be a whole number of 1 or more, got 'many'"),
+        (["baseline=maybe"], "baseline must be true or false"),
+        (["seed=x"], "seed must be a whole number"),
+        (["context=long"], "context must be a whole number"),
+        (["prompts.limit=few"], "prompts.limit must be a whole number"),
+        (["+loop.speed=3"], "loop: .*unexpected keyword argument 'speed'"),
+        (["sampling.top_k=2.5"], "sampling.top_k must be a whole number"),
+        (["sampling.temperature=hot"], "sampling: "),
+        (["drafter=oracle", "baseline=false"], "run it with baseline=true"),
+        (["drafter=oracle", "drafter.accept_rate=2"], "drafter.accept_rate must lie in 0..1, got 2"),
+        (["max_tokens="], "max_tokens must be a whole number"),
+        (["max_tokens"], "mismatched input|missing"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    program, tmp_path: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    assert program(*arguments) == 2
+    error = capsys.readouterr().err
+    (line,) = [line for line in error.splitlines() if line.strip()]
+    assert line.startswith("error: ")
+
+    assert re.search(message, line), line
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_an_empty_prompt(program, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text('{"prompt": ""}\n')
+    assert program(f"prompts.paths=[{path}]") == 2
+    assert "line 1: the prompt is empty" in capsys.readouterr().err
+
+
+def test_a_tensor_that_is_missing_is_named(program, checkpoint: Path, tmp_path: Path, capsys) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in checkpoint.iterdir():
+        if file.name != "drafter.safetensors":
+            (broken / file.name).symlink_to(file)
+    assert program(f"target.path={broken}") == 2
+    assert "holds no drafter" in capsys.readouterr().err
+    assert program(f"target.path={broken}", "drafter=none") == 0
+
+
+@pytest.mark.parametrize(("warmup_tokens", "generations"), [(0, 2), (3, 4)])
+def test_the_warm_up_runs_both_loops_and_leaves_no_record(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup_tokens: int, generations: int
+) -> None:
+    real, limits = loop.FoldedLoop.start, []
+
+    def counted(self, prompt, *, max_tokens, **options):
+        limits.append(max_tokens)
+        return real(self, prompt, max_tokens=max_tokens, **options)
+
+    monkeypatch.setattr(loop.FoldedLoop, "start", counted)
+    assert program(f"warmup_tokens={warmup_tokens}") == 0
+    assert limits == [3] * (generations - 2) + [8, 8]
+    assert len(list(read_lines(tmp_path / "out" / "runs.jsonl"))) == 2
+
+
+def test_an_interrupted_run_keeps_its_rounds(program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = loop.cut_off, []
+
+    def interrupted(*arguments: object):
+        calls.append(1)
+        if len(calls) == 12:  # eight tokens of the baseline, then the prefill and two rounds of the speculative run
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "cut_off", interrupted)
+    assert program() == 130
+    assert [line["round"] for line in read_lines(tmp_path / "out" / "rounds.jsonl")] == [1, 2]
+    assert [line["mode"] for line in read_lines(tmp_path / "out" / "runs.jsonl")] == ["baseline"]
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(loop, "cut_off", broken)
+    with pytest.raises(ZeroDivisionError):
+        program()
+
+
+def outside(arguments: list[str], folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_as_a_process_an_unwritable_folder_is_one_line(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = outside(["spec.run", f"target.path={checkpoint}", f"hydra.run.dir={tmp_path}/file/out"], tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"{tmp_path}/file" in line
+
+
+def test_as_a_process_a_run_and_its_report(tmp_path: Path, checkpoint: Path, prompt_file: Path) -> None:
+    arguments = [f"target.path={checkpoint}", f"prompts.paths=[{prompt_file}]", "max_tokens=4", "repeats=1"]
+    done = outside(["spec.run", "+experiment=prose_b2", f"hydra.run.dir={tmp_path}/out", *arguments], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "prose (3)" in done.stdout
+    again = outside(["spec.report", f"{tmp_path}/out"], tmp_path)
+    assert again.returncode == 0
+    assert again.stdout.strip() in done.stdout
