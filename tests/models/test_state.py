@@ -211,6 +211,17 @@ def test_a_snapshot_is_not_altered_by_later_passes_and_restores_exactly(width: i
     plain.assert_goes_on(again, 6)
 
 
+def test_a_snapshot_keeps_how_far_a_trim_may_reach() -> None:
+    plain = plain_decoding(prefill=0, max_rollback=HEADROOM)
+    cache = plain.cache_at(30)
+    trim(cache, 6)
+    cache = restored(plain.model, snapshot(cache), HEADROOM)
+    with pytest.raises(ValueError, match="headroom"):
+        cache[0].trim(HEADROOM - 5)
+    trim(cache, HEADROOM - 6)
+    plain.assert_goes_on(cache, 5)
+
+
 def test_a_snapshot_of_an_empty_cache_restores_an_empty_cache() -> None:
     plain = plain_decoding(prefill=0, max_rollback=HEADROOM)
     cache = plain.model.make_cache(HEADROOM)
