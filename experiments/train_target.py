@@ -94,13 +94,9 @@ def main(config: DictConfig) -> None:
     bytes_per_token = read_bytes_per_token(Path(config.data.summary), "valid")
     sampler = WindowSampler(tokens, config.data.shares, config.batch_size, config.length, config.seed)
     plan = instantiate(config.plan)
-    biases = {
-        str(number): layer.ffn.gate.bias for number, layer in enumerate(model.layers) if "bias" in layer.ffn.gate
-    }
+    biases = {str(number): layer.ffn.gate.bias for number, layer in enumerate(model.layers) if "bias" in layer.ffn.gate}
     balancer = Balancer(biases, config.balance_rate)
-    trainer = Trainer(
-        model.trainable_parameters(), partial(loss_function, model), plan, folder, extra=balancer.biases
-    )
+    trainer = Trainer(model.trainable_parameters(), partial(loss_function, model), plan, folder, extra=balancer.biases)
 
     def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
         model.update(parameters)

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
+from transformers import PretrainedConfig
 
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.model import Model
@@ -35,12 +36,31 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
 
     Raises:
-        ModelError: it is not JSON.
+        ModelError: it is no JSON object.
     """
+    file = folder / "config.json"
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{file}: wanted a JSON object of the model's sizes, got {type(values).__name__}")
+    return values
+
+
+def read_target_config(folder: Path) -> DeepseekV4Config:
+    """The target that the folder's config.json describes.
+
+    Raises:
+        ModelError: it describes none.
+    """
+    values = read_config(folder)
+    if values.get("model_type") != "deepseek_v4":
+        raise ModelError(f"{folder}: wanted model_type deepseek_v4 in config.json, got {values.get('model_type')!r}")
+    try:
+        return DeepseekV4Config.from_dict(values)
     except ValueError as error:
-        raise ModelError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
+        raise ModelError(f"{folder / 'config.json'}: {error}") from error
 
 
 def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
@@ -58,17 +78,11 @@ def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 
 def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
     """The target alone, without its tokenizer; arguments and errors as `load`."""
-    folder = find_checkpoint(path)
-    values = read_config(folder)
-    if values.get("model_type") != "deepseek_v4":
-        raise ModelError(f"{folder}: wanted model_type deepseek_v4 in config.json, got {values.get('model_type')!r}")
-    try:
-        model = Model(DeepseekV4Config.from_dict(values))
-    except ValueError as error:
-        raise ModelError(f"{folder / 'config.json'}: {error}") from error
+    folder, dtype = find_checkpoint(path), parse_dtype(dtype)
+    model = Model(read_target_config(folder))
     headers = {name: header for name, header in read_headers(folder).items() if not name.startswith(DRAFTER_PREFIX)}
     census(expected_tensors(model), headers, folder, "target")
-    load_weights(model, headers, parse_dtype(dtype))
+    load_weights(model, headers, dtype)
     model.path = str(folder)
     return model.eval()
 
@@ -86,20 +100,30 @@ def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, 
     Raises:
         ModelError: the folder, its configuration, its tensors or its tokenizer do not fit; nothing is half-loaded.
     """
-    model = load_model(path, dtype)
-    return model, load_matching_tokenizer(Path(model.path), model.args.vocab_size)
+    folder = find_checkpoint(path)
+    # The tokenizer is small: its faults are told before the weights, which may be large, are read.
+    tokenizer = load_matching_tokenizer(folder, read_target_config(folder).vocab_size)
+    return load_model(folder, dtype), tokenizer
 
 
 def load_matching_tokenizer(folder: Path, vocab_size: int) -> TokenizerWrapper:
     """The folder's tokenizer.
 
     Raises:
-        ModelError: there is none, or it has ids that the vocabulary does not.
+        ModelError: there is none, it cannot be read, or it has ids that the vocabulary does not.
     """
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer.json: copy the checkpoint's tokenizer files beside its weights")
-    tokenizer = load_tokenizer(folder)
-    largest = max(tokenizer.get_vocab().values())
+    try:
+        # An empty configuration, since transformers would read config.json for the tokenizer's class and refuse models
+        # that its own DeepSeek-V4 does not cover; the class stands in tokenizer_config.json.
+        tokenizer = load_tokenizer(folder, {"config": PretrainedConfig()})
+        largest = max(tokenizer.get_vocab().values(), default=-1)
+    except Exception as error:  # the tokenizers package raises plain Exception for a file that it cannot read
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be read ({reason}): copy the checkpoint's tokenizer files again"
+        ) from error
     if largest >= vocab_size:
         raise ModelError(
             f"the tokenizer in {folder} has token id {largest}, but the model's vocabulary has {vocab_size}: "

@@ -27,6 +27,7 @@ from spec.errors import UserError
 from spec.generation import Generation, collect
 from spec.loop import FoldedLoop
 from spec.protocols import (
+    BlockPlan,
     BlockPolicy,
     CommitPath,
     Drafter,
@@ -49,6 +50,7 @@ from spec.verifiers import GreedyVerifier, SampleMatchVerifier
 
 __all__ = [
     "BatchReplay",
+    "BlockPlan",
     "BlockPolicy",
     "CommitPath",
     "DSparkDrafter",

@@ -14,7 +14,7 @@ class Progress:
     """One generation under way. `FoldedLoop.step` changes it last, so a step that fails leaves it as it was.
 
     Attributes:
-        prompt_length: tokens of the prompt.
+        prompt: token ids.
         max_tokens: tokens that may be emitted.
         eos: ids that end the text; the one met is emitted.
         stop: condition on the text, or None.
@@ -25,7 +25,7 @@ class Progress:
         finish_reason: None while there is more to come.
     """
 
-    prompt_length: int
+    prompt: tuple[int, ...]
     max_tokens: int
     eos: frozenset[int]
     stop: StopRule | None
@@ -38,7 +38,12 @@ class Progress:
     @property
     def length(self) -> int:
         """Prompt and emitted tokens; the anchor, their last, stands at ``length - 1``."""
-        return self.prompt_length + len(self.emitted)
+        return len(self.prompt) + len(self.emitted)
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """Prompt and emitted tokens."""
+        return (*self.prompt, *self.emitted)
 
 
 @dataclass(frozen=True, kw_only=True)

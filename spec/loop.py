@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from spec.errors import UserError
 from spec.generation import Progress, cut_off
 from spec.protocols import (
+    BlockPlan,
     BlockPolicy,
     CommitPath,
     Drafter,
@@ -139,15 +140,15 @@ class FoldedLoop:
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.context} with at least one "
                 "token of output: shorten the prompt"
             )
-        progress = Progress(
-            prompt_length=len(prompt), max_tokens=max_tokens, eos=eos, stop=stop, draws=draws or Draws()
-        )
+        progress = Progress(prompt=tuple(prompt), max_tokens=max_tokens, eos=eos, stop=stop, draws=draws or Draws())
         started = self._clock()
         self.target.reset()
         self.drafter.reset(len(prompt), reference)
         self.block.reset()
         passed, propose_s = self._prefill(prompt)
-        verdict = self.verifier.accept(Proposal(reason="prefill"), passed.logits, len(prompt), progress.draws)
+        verdict = self.verifier.accept(
+            Proposal(reason="prefill"), passed.logits, len(prompt), progress.draws, progress.committed
+        )
         cut = cut_off(progress, (), verdict, self.target.context)
         duration_s = self._clock() - started
         progress.emitted.extend(cut.tokens)
@@ -207,12 +208,12 @@ class FoldedLoop:
     def _round(self, progress: Progress) -> Round:
         started = self._clock()
         anchor, position = progress.emitted[-1], progress.length - 1
-        gamma, proposal, outcome = self._propose(progress, anchor, position)
+        plan, proposal, outcome = self._propose(progress, anchor, position)
         proposed_at = self._clock()
 
         inputs = (anchor, *proposal.tokens)
         passed = self.target.forward(inputs)
-        verdict = self.verifier.accept(proposal, passed.logits, position + 1, progress.draws)
+        verdict = self.verifier.accept(proposal, passed.logits, position + 1, progress.draws, progress.committed)
         verified_at = self._clock()
 
         cut = cut_off(progress, proposal.tokens, verdict, self.target.context)
@@ -229,13 +230,14 @@ class FoldedLoop:
         return Round(
             index=progress.num_rounds + 1,
             position=position,
-            gamma=gamma,
+            gamma=plan.gamma,
             proposed=proposal.tokens,
             accepted=cut.accepted,
             tokens=cut.tokens,
             kind=cut.kind,
             outcome=outcome or _outcome(len(proposal.tokens), cut.accepted),
             reason=proposal.reason,
+            skip=plan.skip,
             confidence=proposal.confidence,
             finish_reason=cut.finish_reason,
             propose_s=(proposed_at - started) + (ended - committed_at),
@@ -247,28 +249,29 @@ class FoldedLoop:
             replayed_tokens=replay.num_tokens,
         )
 
-    def _propose(self, progress: Progress, anchor: int, position: int) -> tuple[int, Proposal, Outcome | None]:
-        """Gamma within the limits, the proposal, and the outcome if that is settled already."""
+    def _propose(self, progress: Progress, anchor: int, position: int) -> tuple[BlockPlan, Proposal, Outcome | None]:
+        """The plan within the limits, the proposal, and the outcome if that is settled already."""
         # Both limits leave one token for the next token: a draft that could only be cut off is not worth its row.
         left = min(progress.max_tokens - len(progress.emitted), self.target.context - progress.length)
-        wanted = self.block.next_gamma(
+        plan = self.block.plan(
             History(position=position, num_rounds=progress.num_rounds, tokens_left=left, last=progress.last)
         )
-        if wanted == 0:
-            return 0, Proposal(reason="the block policy asks for no tokens"), "no_draft"
-        gamma = min(wanted, left - 1)
-        if gamma == 0:
-            return 0, Proposal(reason="one token is left of max_tokens or the context"), "no_room"
-        proposal = self.drafter.propose(anchor, position, gamma, progress.draws)
+        if plan.gamma == 0:
+            return plan, Proposal(reason=plan.reason), "tail_skip" if plan.skip == "tail" else "no_draft"
+        if left == 1:
+            plan = BlockPlan(gamma=0, reason="one token is left of max_tokens or the context")
+            return plan, Proposal(reason=plan.reason), "no_room"
+        plan = BlockPlan(gamma=min(plan.gamma, left - 1))
+        proposal = self.drafter.propose(anchor, position, plan.gamma, progress.draws, self.block.admits)
         if not proposal.tokens:
-            return gamma, proposal, "no_draft"
-        if len(proposal.tokens) > gamma:
-            raise ValueError(f"the drafter proposed {len(proposal.tokens)} tokens, wanted at most {gamma}")
+            return plan, proposal, "no_draft"
+        if len(proposal.tokens) > plan.gamma:
+            raise ValueError(f"the drafter proposed {len(proposal.tokens)} tokens, wanted at most {plan.gamma}")
         foreign = [token for token in proposal.tokens if not 0 <= token < self.target.vocab_size]
         if foreign:
             reason = f"drafted ids {foreign} lie outside the target's vocabulary of {self.target.vocab_size}"
-            return gamma, Proposal(reason=reason), "invalid"
-        return gamma, proposal, None
+            return plan, Proposal(reason=reason), "invalid"
+        return plan, proposal, None
 
 
 def _outcome(proposed: int, accepted: int) -> Outcome:

@@ -2,8 +2,8 @@
 
 One round of the folded loop, with the parts that own each step:
 
-    gamma   = block.next_gamma(history)                             BlockPolicy   how many tokens to propose
-    proposal = drafter.propose(anchor, position, gamma, draws)      Drafter       d_1 .. d_gamma
+    plan    = block.plan(history)                                   BlockPolicy   gamma: how many tokens to propose
+    proposal = drafter.propose(anchor, position, gamma, draws, block.admits)  Drafter   d_1 .. d_gamma
     passed  = target.forward([anchor, *proposal.tokens])            Target        gamma + 1 rows, row j judges d_{j+1}
     verdict = verifier.accept(proposal, passed.logits, ...)         Verifier      the prefix that stands, next token
     kept    = commit.commit(target, passed, inputs, keep, replay)   CommitPath    state ends at what was emitted
@@ -23,7 +23,10 @@ import mlx.core as mx
 from spec.sampling import Draws
 
 Kind = Literal["bonus", "correction", "none"]
-Outcome = Literal["prefill", "full", "partial", "miss_first", "no_draft", "no_room", "invalid"]
+Outcome = Literal["prefill", "full", "partial", "miss_first", "no_draft", "no_room", "invalid", "tail_skip"]
+Skip = Literal["scheduler", "tail"]
+Admits = Callable[[tuple[float, ...]], bool]
+"""Given the confidences c_1 .. c_k, whether token k may be drawn: known before it is, so it cannot bias the draw."""
 FinishReason = Literal["eos", "stop_string", "max_tokens", "context"]
 
 
@@ -106,6 +109,7 @@ class Round:
             was emitted.
         outcome: the counter that the round raised, see `spec.measure.account`.
         reason: why nothing was proposed; None when something was.
+        skip: which kind of skip it was, if the block policy declined to draft for reasons of its own.
         confidence: the proposal's.
         finish_reason: why generation ended here; None when it did not.
         propose_s: seconds in the drafter, remembering included.
@@ -126,6 +130,7 @@ class Round:
     kind: Kind
     outcome: Outcome
     reason: str | None = None
+    skip: Skip | None = None
     confidence: tuple[float, ...] | None = None
     finish_reason: FinishReason | None = None
     propose_s: float = 0.0
@@ -135,6 +140,26 @@ class Round:
     replay_s: float = 0.0
     duration_s: float = 0.0
     replayed_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlan:
+    """What a block policy asks for in the coming round.
+
+    Attributes:
+        gamma: tokens to propose; 0 asks for plain decoding.
+        reason: why none; None exactly when gamma is positive.
+        skip: ``scheduler`` when the policy judges that drafting does not pay, ``tail`` when too little of the budget is
+            left (ds4 counts the two apart); None otherwise.
+    """
+
+    gamma: int
+    reason: str | None = None
+    skip: Skip | None = None
+
+    def __post_init__(self) -> None:
+        if (self.gamma == 0) != (self.reason is not None):
+            raise ValueError(f"a plan has a block or a reason for none, got gamma {self.gamma} and {self.reason!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +229,12 @@ class Drafter(Protocol):
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers committed tokens and their features (len(tokens), L*H), in order, each exactly once."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
-        """At most ``gamma`` successors of the anchor, which stands at ``position``. Changes nothing remembered."""
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+        """At most ``gamma`` successors of the anchor, which stands at ``position``. Changes nothing remembered.
+
+        A drafter that has confidences asks ``admits`` before each token and stops at the first refusal; one that has
+        none never asks. None admits everything.
+        """
 
     def snapshot(self) -> Any:
         """What is remembered, cheaply."""
@@ -217,7 +246,14 @@ class Drafter(Protocol):
 class Verifier(Protocol):
     """The rule that decides which prefix of a proposal stands. It sees arrays and draws, no model and no cache."""
 
-    def accept(self, proposal: Proposal, target_logits: mx.array, position: int, draws: Draws) -> Verdict:
+    def accept(
+        self,
+        proposal: Proposal,
+        target_logits: mx.array,
+        position: int,
+        draws: Draws,
+        committed: Sequence[int] = (),
+    ) -> Verdict:
         """Judges a proposal.
 
         Args:
@@ -225,6 +261,7 @@ class Verifier(Protocol):
             target_logits: (G + 1, V); row j judges d_{j+1}, the last row yields the bonus token.
             position: absolute position of d_1.
             draws: random numbers by position.
+            committed: prompt and output so far, the anchor included: what penalties look back on.
         """
 
 
@@ -256,15 +293,18 @@ class CommitPath(Protocol):
 
 
 class BlockPolicy(Protocol):
-    """How many tokens to propose. Decides from the history alone: it never reads a clock."""
+    """How many tokens to propose. Decides from history, confidences and supplied costs: it never reads a clock."""
 
     max_gamma: int  # the most it can ever ask for
 
     def reset(self) -> None:
         """Forgets the sequence before a new one."""
 
-    def next_gamma(self, history: History) -> int:
-        """Tokens to propose in the coming round, 0..max_gamma. Changes nothing."""
+    def plan(self, history: History) -> BlockPlan:
+        """What to propose in the coming round, gamma in 0..max_gamma. Changes nothing."""
+
+    def admits(self, confidences: tuple[float, ...]) -> bool:
+        """Whether token k may be drawn, from c_1 .. c_k. Changes nothing."""
 
     def observe(self, finished: Round) -> None:
         """Learns from a round."""

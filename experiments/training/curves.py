@@ -5,14 +5,20 @@ from pathlib import Path
 
 
 def read_log(folder: Path) -> list[dict]:
-    """The lines of ``log.jsonl``; of steps logged twice (a resumed run) the later line counts."""
+    """The lines of ``log.jsonl``, if any; of steps logged twice (a resumed run) the later line counts."""
+    if not (folder / "log.jsonl").is_file():
+        return []
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     by_key = {(line["step"], "evaluation" in line): line for line in lines}
     return [by_key[key] for key in sorted(by_key)]
 
 
 def draw_curves(folder: Path) -> Path | None:
-    """Draws loss and held-out figures to ``curves.png``; returns it, or None where matplotlib is not installed."""
+    """Draws loss and held-out figures to ``curves.png``; returns it, or None without a log or matplotlib."""
+    lines = read_log(folder)
+    training = [line for line in lines if "evaluation" not in line]
+    if not training:  # stopped before the first line
+        return None
     try:
         import matplotlib  # an optional extra
     except ImportError:
@@ -21,8 +27,6 @@ def draw_curves(folder: Path) -> Path | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot  # after the backend is chosen
 
-    lines = read_log(folder)
-    training = [line for line in lines if "evaluation" not in line]
     evaluations = [line for line in lines if "evaluation" in line]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     skipped = {"step", "tokens_per_s", "gradient_norm", "worst_overload"}

@@ -195,7 +195,11 @@ class Trainer:
         fresh.rename(self.folder / "state.safetensors")
 
     def resume(self) -> None:
-        """Continues from the folder's state, if there is one."""
+        """Continues from the folder's state, if there is one.
+
+        Raises:
+            ValueError: the state is that of other parameters.
+        """
         file = self.folder / "state.safetensors"
         if not file.is_file():
             return
@@ -204,6 +208,9 @@ class Trainer:
         for name, array in arrays.items():
             kind, rest = name.split(".", 1)
             trees[kind].append((rest, array))
+        held = {name: array.shape for name, array in trees["parameters"]}
+        if held != {name: array.shape for name, array in self.vectors.items()}:
+            raise ValueError(f"{file} is the state of a model of other sizes: remove it or set folder to another one")
         self.vectors = dict(trees["parameters"])
         self.optimizer.state = tree_unflatten(trees["optimizer"])
         self.extra.update(trees["extra"])

@@ -161,7 +161,7 @@ class Attention(AttentionProjections):
 
     def _narrow(self, queries: mx.array, rows: mx.array, far: "FarRows | None", cache: LayerCache) -> mx.array:
         """Every query over its own window slots and compressed rows: (B, heads, T, d)."""
-        batch, _, count, width = queries.shape
+        batch, heads, count, width = queries.shape
         scale = width**-0.5
         slots = -(-self.window // ALIGNMENT) * ALIGNMENT
         held = min(cache.offset, self.window - 1)
@@ -169,21 +169,22 @@ class Attention(AttentionProjections):
         if held:
             near.insert(1, cache.raw.before(cache.offset, held).astype(rows.dtype))
         near = mx.concatenate(near, axis=1)  # (B, slots - 1 + T, d): query t reads slots t .. t + slots - 1
-        positions = mx.arange(slots)[None] + mx.arange(count)[:, None]
-        windows = near[:, positions] if count > 1 else near[:, None]  # (B, T, slots, d)
-        each = queries.swapaxes(1, 2)  # (B, T, heads, d)
-        logits = (each @ windows.swapaxes(-1, -2)) * scale
+        stacked = queries.reshape(batch, heads * count, width)
+        logits = (stacked @ near.swapaxes(-1, -2)) * scale
+        logits = _diagonal_slots(logits.reshape(batch, heads, count, -1), slots)
         if slots != self.window or held < self.window - 1:
             # Slot i of query t holds position offset + t - (slots - 1) + i; outside the window or before 0 is empty.
-            is_held = (positions + (cache.offset - slots + 1) >= 0) & (mx.arange(slots) >= slots - self.window)
-            logits = mx.where(is_held[:, None], logits, -mx.inf)
+            slot = mx.arange(slots)
+            position = slot + mx.arange(count)[:, None] + (cache.offset - slots + 1)
+            logits = mx.where((position >= 0) & (slot >= slots - self.window), logits, -mx.inf)
         if far is None:
-            return (self.weights(logits.swapaxes(1, 2)).swapaxes(1, 2).astype(rows.dtype) @ windows).swapaxes(1, 2)
+            weights = self.weights(logits).astype(rows.dtype)
+            return (_undo_diagonal(weights) @ near).reshape(batch, heads, count, width)
         far_rows, is_visible = far.by_query()
-        far_logits = mx.where(is_visible[:, :, None], (each @ far_rows.swapaxes(-1, -2)) * scale, -mx.inf)
-        weights = self.weights(mx.concatenate([logits, far_logits], axis=-1).swapaxes(1, 2)).swapaxes(1, 2)
-        weights = weights.astype(rows.dtype)
-        return (weights[..., :slots] @ windows + weights[..., slots:] @ far_rows).swapaxes(1, 2)
+        far_logits = mx.where(is_visible[:, None], far.product(queries, far_rows) * scale, -mx.inf)
+        weights = self.weights(mx.concatenate([logits, far_logits], axis=-1)).astype(rows.dtype)
+        attended = (_undo_diagonal(weights[..., :slots]) @ near).reshape(batch, heads, count, width)
+        return attended + far.weighted(weights[..., slots:], far_rows)
 
     def _wide(
         self, queries: mx.array, rows: mx.array, far: "FarRows | None", cache: LayerCache | None, probe: Probe | None
@@ -249,6 +250,21 @@ class FarRows:
         visible = mx.broadcast_to(self.visible, (self.rows.shape[0], *self.visible.shape))
         return rows, mx.take_along_axis(visible, self.chosen, axis=-1)
 
+    def product(self, queries: mx.array, rows: mx.array) -> mx.array:
+        """Queries (B, heads, T, d) with their rows from `by_query`: (B, heads, T, R or k)."""
+        if self.chosen is not None:
+            return (queries.swapaxes(1, 2) @ rows.swapaxes(-1, -2)).swapaxes(1, 2)
+        batch, heads, count, width = queries.shape
+        product = queries.reshape(batch, heads * count, width) @ rows[:, 0].swapaxes(-1, -2)
+        return product.reshape(batch, heads, count, -1)
+
+    def weighted(self, weights: mx.array, rows: mx.array) -> mx.array:
+        """Rows from `by_query` summed with weights (B, heads, T, R or k): (B, heads, T, d)."""
+        if self.chosen is not None:
+            return (weights.swapaxes(1, 2) @ rows).swapaxes(1, 2)
+        batch, heads, count, _ = weights.shape
+        return (weights.reshape(batch, heads * count, -1) @ rows[:, 0]).reshape(batch, heads, count, -1)
+
     def attended(self) -> mx.array:
         """(B or 1, T, R) bool."""
         if self.chosen is None:
@@ -261,3 +277,23 @@ def _visible(offset: int, count: int, ratio: int, rows: int) -> mx.array:
     """(T, R) bool: the windows that each query's own position, or an earlier one, has closed."""
     closed = (mx.arange(offset, offset + count) + 1) // ratio
     return mx.arange(rows)[None] < closed[:, None]
+
+
+def _diagonal_slots(products: mx.array, slots: int) -> mx.array:
+    """Columns t .. t + slots - 1 of row t: (B, heads, T, slots - 1 + T) -> (B, heads, T, slots), a view."""
+    batch, heads, count, columns = products.shape
+    if count == 1:
+        return products
+    strides = (heads * count * columns, count * columns, columns + 1, 1)
+    return mx.as_strided(products, (batch, heads, count, slots), strides)
+
+
+def _undo_diagonal(weights: mx.array) -> mx.array:
+    """Row t moved t columns to the right, zeros elsewhere: (B, heads, T, slots) -> (B, heads * T, slots - 1 + T)."""
+    batch, heads, count, slots = weights.shape
+    if count == 1:
+        return weights.reshape(batch, heads, slots)
+    columns = slots - 1 + count
+    # Rows one longer than wanted, read as rows of the wanted length, begin one further right each time.
+    longer = mx.pad(weights, [(0, 0), (0, 0), (0, 0), (0, count)]).reshape(batch, heads, -1)
+    return longer[..., : count * columns].reshape(batch, heads * count, columns)

@@ -110,7 +110,7 @@ class LayerCache:
     Args:
         config: the target's configuration.
         layer: which layer.
-        max_rollback: tokens that `trim` can take back after any pass.
+        max_rollback: how far behind the newest row written `trim` can go.
     """
 
     def __init__(self, config: DeepseekV4Config, layer: int, max_rollback: int) -> None:
@@ -139,12 +139,18 @@ class LayerCache:
     def trim(self, n: int) -> int:
         """Takes back the last n tokens exactly.
 
+        Args:
+            n: tokens, 0 or more. The headroom counts from the newest row ever written: tokens that an earlier trim
+                took back use it up until they are overwritten.
+
         Returns:
             n, or the tokens there are if fewer.
 
         Raises:
-            ValueError: n reaches further back than the headroom keeps.
+            ValueError: n is negative, or reaches further back than the headroom keeps.
         """
+        if n < 0:
+            raise ValueError(f"cannot trim {n} tokens: wanted 0 or more; tokens that were taken back must be run again")
         n = min(n, self.offset)
         if self.written - (self.offset - n) > self.max_rollback:
             raise ValueError(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from models.deepseek_v4.quantization import INDEX_BLOCK, KV_BLOCK
+
 
 class LayerKind(StrEnum):
     """How a layer attends beyond its sliding window."""
@@ -12,6 +14,22 @@ class LayerKind(StrEnum):
     WINDOW = "window"  # raw rows of the sliding window only
     CSA = "csa"  # compressed rows of an overlapping compressor, chosen by an indexer
     HCA = "hca"  # all compressed rows of a non-overlapping compressor
+
+
+def _known_values(cls: type, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values that are fields of a dataclass; numbers and switches must be such (``prefix`` names them in errors).
+
+    Raises:
+        ValueError: a value is of another kind.
+    """
+    kinds = {int: (int,), float: (int, float), bool: (bool,)}
+    chosen = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+    for field in fields(cls):
+        kind = kinds.get(field.type)
+        if field.name in chosen and kind and type(chosen[field.name]) not in kind:
+            wanted = {int: "an integer", float: "a number", bool: "true or false"}[field.type]
+            raise ValueError(f"config key {prefix}{field.name}: wanted {wanted}, got {chosen[field.name]!r}")
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +40,25 @@ class YarnScaling:
     original_max_position_embeddings: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    @classmethod
+    def from_dict(cls, values: Any) -> "YarnScaling | None":
+        """Reads ``rope_scaling``; None for none.
+
+        Raises:
+            ValueError: it is not YaRN, or one of its keys is missing or no number.
+        """
+        if values is None or isinstance(values, cls):
+            return values
+        if not isinstance(values, Mapping):
+            raise ValueError(f"config key rope_scaling: wanted an object or null, got {values!r}")
+        kind = values.get("type", values.get("rope_type", "yarn"))
+        if kind != "yarn":
+            raise ValueError(f"config key rope_scaling: wanted type yarn, got {kind!r}")
+        missing = [key for key in ("factor", "original_max_position_embeddings") if key not in values]
+        if missing:
+            raise ValueError(f"config key rope_scaling has no {', '.join(missing)}: copy it from the checkpoint")
+        return cls(**_known_values(cls, values, "rope_scaling."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +116,31 @@ class DeepseekV4Config:
                 f"num_experts_per_tok must lie in 1..n_routed_experts ({self.n_routed_experts}), "
                 f"got {self.num_experts_per_tok}"
             )
+        if self.simulate_quantization:
+            self._check_quantizable()
+
+    def _check_quantizable(self) -> None:
+        """Refuses sizes that the quantisation simulation has no blocks for, before a pass meets them."""
+        unrotated = self.head_dim - self.qk_rope_head_dim
+        if unrotated % KV_BLOCK:
+            raise ValueError(
+                f"simulate_quantization needs head_dim - qk_rope_head_dim in multiples of {KV_BLOCK}, got {unrotated}: "
+                "set simulate_quantization to false for this model"
+            )
+        width = self.index_head_dim
+        if width < INDEX_BLOCK or width & (width - 1):
+            raise ValueError(
+                f"simulate_quantization needs index_head_dim to be a power of two of at least {INDEX_BLOCK}, "
+                f"got {width}: set simulate_quantization to false for this model"
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DeepseekV4Config":
         """Reads a ``config.json``; keys that this architecture does not use are ignored.
 
         Raises:
-            ValueError: a needed key is missing, or a key asks for a variant that V4 does not have.
+            ValueError: a needed key is missing or has a value of another kind, or a key asks for a variant that V4
+                does not have.
         """
         fixed = {
             "model_type": "deepseek_v4",
@@ -98,14 +153,12 @@ class DeepseekV4Config:
         for key, wanted in fixed.items():
             if values.get(key, wanted) != wanted:
                 raise ValueError(f"config key {key}: wanted {wanted!r}, got {values[key]!r}; this is no DeepSeek-V4")
-        known = {field.name for field in fields(cls)}
-        chosen = {key: value for key, value in values.items() if key in known}
-        chosen["compress_ratios"] = tuple(chosen.get("compress_ratios", ()))
-        scaling = chosen.get("rope_scaling")
-        if isinstance(scaling, Mapping):
-            chosen["rope_scaling"] = YarnScaling(
-                **{field.name: scaling[field.name] for field in fields(YarnScaling) if field.name in scaling}
-            )
+        chosen = _known_values(cls, values)
+        ratios = chosen.get("compress_ratios", ())
+        if not isinstance(ratios, list | tuple) or not all(type(ratio) is int and ratio >= 0 for ratio in ratios):
+            raise ValueError(f"config key compress_ratios: wanted a list of integers from 0, got {ratios!r}")
+        chosen["compress_ratios"] = tuple(ratios)
+        chosen["rope_scaling"] = YarnScaling.from_dict(chosen.get("rope_scaling"))
         try:
             return cls(**chosen)
         except TypeError as error:

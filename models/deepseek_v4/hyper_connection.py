@@ -30,11 +30,14 @@ def plain_sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
     Returns:
         (..., N, N) float32; first index is the source stream, second the destination.
     """
+    # Sums as products with ones: two operations a half-step instead of three, and they are most of a CPU pass.
+    ones = mx.ones(logits.shape[-2:])
+    floor = mx.array(eps)
     matrix = mx.softmax(logits, axis=-1) + eps
-    matrix = matrix / (matrix.sum(axis=-2, keepdims=True) + eps)
+    matrix = matrix / mx.addmm(floor, ones, matrix)
     for _ in range(iterations - 1):
-        matrix = matrix / (matrix.sum(axis=-1, keepdims=True) + eps)
-        matrix = matrix / (matrix.sum(axis=-2, keepdims=True) + eps)
+        matrix = matrix / mx.addmm(floor, matrix, ones)
+        matrix = matrix / mx.addmm(floor, ones, matrix)
     return matrix
 
 

@@ -63,6 +63,7 @@ class Model(nn.Module):
         """A fresh cache, one entry a layer.
 
         Args:
-            max_rollback: tokens that can be trimmed after any pass; at least the widest proposal.
+            max_rollback: tokens that can be trimmed, counted from the newest row written (not from what an earlier
+                trim left); at least the widest proposal.
         """
         return [LayerCache(self.args, layer, max_rollback) for layer in range(self.args.num_hidden_layers)]

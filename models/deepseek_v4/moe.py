@@ -1,4 +1,8 @@
-"""The mixture of experts: hash- or score-routed experts and one shared expert."""
+"""The mixture of experts: hash- or score-routed experts and one shared expert.
+
+`MixtureOfExperts` computes the routed sum in one of three ways: by gathered products (the default), by products with
+copies of the chosen experts (where gathered products cannot run), or with every expert evaluated (in training).
+"""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -6,6 +10,13 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.probe import Probe
+
+COPIED = 64  # tokens whose experts are copied at a time, see `_copied_experts`
+
+
+def can_gather(dtype: mx.Dtype) -> bool:
+    """Whether ``mx.gather_mm`` runs on the current device: on the CPU it is written for float32 only (mlx 0.32)."""
+    return dtype == mx.float32 or mx.default_device().type != mx.DeviceType.cpu
 
 
 class ClampedSwiGLU(nn.Module):
@@ -92,9 +103,28 @@ class MixtureOfExperts(nn.Module):
             probe.record_load(layer, experts, self.gate.weight.shape[0])
         if self.training:
             routed = self._every_expert(x, experts, weights)
-        else:
+        elif can_gather(x.dtype):
             routed = (self.experts(x, experts).astype(mx.float32) * weights[..., None]).sum(axis=-2)
+        else:
+            routed = (self._copied_experts(x, experts).astype(mx.float32) * weights[..., None]).sum(axis=-2)
         return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
+
+    def _copied_experts(self, x: mx.array, experts: mx.array) -> mx.array:
+        """What ``self.experts`` gives, (B, T, k, H), by plain products with a copy of each token's experts.
+
+        Tokens go in groups of `COPIED`, which bounds the copies in a long prefill.
+        """
+        gate_proj, up_proj, down_proj = (
+            projection.weight.swapaxes(-1, -2)
+            for projection in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
+        )
+        rows, chosen = x.reshape(-1, 1, 1, x.shape[-1]), experts.reshape(-1, experts.shape[-1])
+        outputs = []
+        for start in range(0, rows.shape[0], COPIED):
+            row, index = rows[start : start + COPIED], chosen[start : start + COPIED]
+            inside = self.experts.activation(row @ up_proj[index], row @ gate_proj[index])
+            outputs.append(inside @ down_proj[index])
+        return mx.concatenate(outputs).reshape(*experts.shape, x.shape[-1])
 
     def _every_expert(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
         """The same sum with every expert evaluated and most weights zero.

@@ -1,5 +1,6 @@
 """The configuration of a DSpark drafter that lives in a DeepSeek-V4 checkpoint."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -40,17 +41,25 @@ class DSparkConfig:
             stages: blocks found in the checkpoint. ``num_nextn_predict_layers`` is not to be trusted for it.
 
         Raises:
-            ValueError: a key is missing or does not fit the target.
+            ValueError: a key is missing, of another kind, or does not fit the target.
         """
         needed = ("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", "dspark_noise_token_id")
         missing = [key for key in needed if key not in values]
         if missing:
             raise ValueError(f"config.json has no {', '.join(missing)}: wanted the keys of a DSpark drafter")
-        layers = tuple(values["dspark_target_layer_ids"])
-        if not layers or not all(0 <= layer < target.num_hidden_layers for layer in layers):
-            raise ValueError(
-                f"dspark_target_layer_ids: wanted layers in 0..{target.num_hidden_layers - 1}, got {list(layers)}"
-            )
+        for key, least, end in (
+            ("dspark_block_size", 1, math.inf),
+            ("dspark_markov_rank", 1, math.inf),
+            ("dspark_noise_token_id", 0, target.vocab_size),
+        ):
+            if type(values[key]) is not int or not least <= values[key] < end:
+                bound = f"below {end}" if end < math.inf else "up"
+                raise ValueError(f"{key}: wanted an integer from {least} {bound}, got {values[key]!r}")
+        layers = values["dspark_target_layer_ids"]
+        depth = target.num_hidden_layers
+        is_list = isinstance(layers, list | tuple) and len(layers) > 0
+        if not is_list or not all(type(layer) is int and 0 <= layer < depth for layer in layers):
+            raise ValueError(f"dspark_target_layer_ids: wanted a list of layers in 0..{depth - 1}, got {layers!r}")
         confidence_input = values.get("dspark_confidence_input", "pre_norm")
         if confidence_input not in ("pre_norm", "post_norm"):
             raise ValueError(f"dspark_confidence_input: wanted pre_norm or post_norm, got {confidence_input!r}")
@@ -64,7 +73,7 @@ class DSparkConfig:
         )
         return cls(
             block_size=values["dspark_block_size"],
-            target_layer_ids=layers,
+            target_layer_ids=tuple(layers),
             markov_rank=values["dspark_markov_rank"],
             noise_token_id=values["dspark_noise_token_id"],
             stages=stages,

@@ -1,5 +1,6 @@
 """``load_dspark(path, target) -> network``: the drafter that a checkpoint keeps under ``mtp.*``."""
 
+import re
 from pathlib import Path
 
 import mlx.core as mx
@@ -34,9 +35,15 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     headers = {name: header for name, header in read_headers(folder).items() if name.startswith(DRAFTER_PREFIX)}
     if not headers:
         raise ModelError(f"{folder} holds no drafter ({DRAFTER_PREFIX}* tensors): give drafter.path another folder")
-    if not any("main_proj" in name for name in headers):
-        raise ModelError(f"the {DRAFTER_PREFIX}* tensors in {folder} are no DSpark drafter (no main_proj)")
-    stages = 1 + max(int(name.split(".")[1]) for name in headers)
+    if "mtp.0.main_proj.weight" not in headers:
+        kind = "the original MTP block (e_proj)" if any("e_proj" in name for name in headers) else "another drafter"
+        raise ModelError(
+            f"the {DRAFTER_PREFIX}* tensors in {folder} are {kind}, not DSpark (mtp.0.main_proj.weight): "
+            "give drafter.path the folder of a DSpark checkpoint"
+        )
+    # From the tensors: the real checkpoints' num_nextn_predict_layers is 1 whatever the number of stages.
+    numbers = [re.match(r"mtp\.(\d+)\.", name) for name in headers]
+    stages = 1 + max(int(number[1]) for number in numbers if number)
     try:
         config = DSparkConfig.from_dict(read_config(folder), target.args, stages)
     except ValueError as error:

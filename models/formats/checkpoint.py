@@ -5,10 +5,11 @@ needs before any memory is taken for weights.
 """
 
 import json
-import struct
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,8 +17,10 @@ from mlx.utils import tree_flatten
 
 from models.errors import ModelError
 from models.formats.names import FLOAT32_NAMES, checkpoint_names
+from models.layout import lay_out_for_device
 
-READABLE = {"F32", "F16", "BF16", "I64", "I32"}
+READABLE = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+"""Types that can be read, in safetensors' spelling, with the bytes of an entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Headers of every tensor in a folder's ``*.safetensors``, by name.
 
     Raises:
-        ModelError: there is no such file, or one is damaged.
+        ModelError: there is no such file, one is damaged or cut short, or two hold a tensor of the same name.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -42,20 +45,55 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     headers: dict[str, TensorHeader] = {}
     for file in files:
         try:
-            with file.open("rb") as stream:
-                (length,) = struct.unpack("<Q", stream.read(8))
-                entries = json.loads(stream.read(length))
-        except (struct.error, ValueError) as error:
+            found = _read_header(file)
+        except (OSError, ValueError) as error:
             raise ModelError(f"{file} is no readable safetensors file ({error}): fetch it again") from error
-        entries.pop("__metadata__", None)
-        for name, entry in entries.items():
-            headers[name] = TensorHeader(
-                file=file,
-                dtype=entry["dtype"],
-                shape=tuple(entry["shape"]),
-                num_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
-            )
+        for name in headers.keys() & found.keys():
+            first = headers[name].file.name
+            raise ModelError(f"{name} stands both in {first} and in {file.name} of {folder}: keep one checkpoint there")
+        headers |= found
     return headers
+
+
+def _read_header(file: Path) -> dict[str, TensorHeader]:
+    """Headers of one file.
+
+    Layout: 8 bytes that hold the length of a JSON object, the object, and the tensors' bytes, to which the object's
+    offsets refer.
+
+    Raises:
+        OSError: the file cannot be opened.
+        ValueError: it is cut short or is no safetensors file.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:  # before as many bytes as another kind of file happens to say are read
+            raise ValueError(f"its first 8 bytes announce a header of {length} bytes, but it has {size} in all")
+        entries = json.loads(stream.read(length))
+    if not isinstance(entries, dict):
+        raise ValueError("its header is no JSON object")
+    entries.pop("__metadata__", None)
+    return {name: _parse_entry(file, name, entry, size - 8 - length) for name, entry in entries.items()}
+
+
+def _parse_entry(file: Path, name: str, entry: Any, data_bytes: int) -> TensorHeader:
+    """One entry of a header.
+
+    Raises:
+        ValueError: it says no dtype, shape and range of bytes that fit one another and the file's ``data_bytes``.
+    """
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        num_bytes = end - start
+        is_consistent = start >= 0 and num_bytes == math.prod(shape) * READABLE[dtype] if dtype in READABLE else True
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the header's entry of {name} has no dtype, shape and data_offsets") from error
+    if not is_consistent:
+        raise ValueError(f"{name} of shape {list(shape)} and type {dtype} cannot lie at bytes {start} to {end}")
+    if end > data_bytes:
+        raise ValueError(f"cut short: {name} ends at byte {end} of {data_bytes}")
+    return TensorHeader(file=file, dtype=dtype, shape=shape, num_bytes=num_bytes)
 
 
 def expected_tensors(model: nn.Module, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -131,7 +169,7 @@ def load_weights(
         parts = [read(name) for name, _ in checkpoint_names(prefix + parameter, array.shape)]
         weights.append((parameter, parts[0] if len(parts) == 1 else mx.stack(parts)))
     model.load_weights(weights, strict=True)
-    mx.eval(model.parameters())
+    lay_out_for_device(model)
 
 
 def checkpoint_tensors(model: nn.Module, dtype: mx.Dtype | None = None, prefix: str = "") -> dict[str, mx.array]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spec.errors import UserError
-from spec.protocols import History, Round
+from spec.protocols import BlockPlan, History, Round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,13 @@ class FixedBlock:
     def reset(self) -> None:
         """Has nothing to forget."""
 
-    def next_gamma(self, history: History) -> int:
+    def plan(self, history: History) -> BlockPlan:
         """Gamma, whatever happened."""
-        return self.gamma
+        return BlockPlan(gamma=self.gamma, reason=None if self.gamma else "block.gamma is 0")
+
+    def admits(self, confidences: tuple[float, ...]) -> bool:
+        """Everything."""
+        return True
 
     def observe(self, finished: Round) -> None:
         """Learns nothing."""

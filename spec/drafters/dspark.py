@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import Proposal
+from spec.protocols import Admits, Proposal
 from spec.sampling import Draws
 
 
@@ -79,7 +79,7 @@ class DSparkDrafter:
         mx.eval(rows)
         self._rows, self._length = rows, self._length + len(tokens)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
         """The first ``gamma`` tokens of a block. Forces evaluation: they are inputs of the verify pass.
 
         Raises:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import Proposal
+from spec.protocols import Admits, Proposal
 from spec.sampling import Draws
 
 
@@ -41,7 +41,7 @@ class NgramDrafter:
         """Appends committed tokens."""
         self._tokens.extend(tokens)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
         """What followed the ending last time; fewer than gamma tokens if the text ends before."""
         text = self._tokens + array("l", [anchor])
         width = text.itemsize

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from spec.protocols import Proposal
+from spec.protocols import Admits, Proposal
 from spec.sampling import Draws
 
 
@@ -20,7 +20,7 @@ class NoneDrafter:
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers nothing."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
         """An empty proposal."""
         return Proposal(reason="there is no drafter")
 

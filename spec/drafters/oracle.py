@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import Proposal
+from spec.protocols import Admits, Proposal
 from spec.sampling import Draws
 
 
@@ -48,7 +48,7 @@ class OracleDrafter:
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers nothing: it knows already."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
         """The known tokens after ``position``, some of them replaced."""
         first = position + 1 - self._start
         known = self._known[first : first + gamma]

@@ -38,7 +38,9 @@ class Account:
         no_draft: rounds without a proposal, for a reason of the block policy or the drafter; contains scheduler_skips.
         no_room: rounds in which the budget or the context left no room for one.
         invalid: rounds whose proposal held ids outside the vocabulary.
-        scheduler_skips, tail_skips, verifier_unavailable, errors: ds4's; 0 where a loop has no such thing.
+        scheduler_skips: rounds in which the block policy judged that drafting does not pay.
+        tail_skips: plain rounds near the end of the budget, which are no cycles.
+        verifier_unavailable, errors: ds4's; 0 where a loop has no such thing.
         num_tokens: emitted tokens. num_pending: of those, next tokens that never became an anchor.
         draft_len_hist: drafted rounds by tokens proposed. accepted_len_hist: all rounds by drafts accepted.
         time_ms: ``propose, snapshot, verify, replay, commit, target, other`` are times; ``spec_total`` = snapshot +
@@ -161,7 +163,8 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
     Raises:
         IdentityError: as `Account`.
     """
-    rounds = [item for generation in generations for item in generation.rounds]
+    every_round = [item for generation in generations for item in generation.rounds]
+    rounds = [item for item in every_round if item.outcome != "tail_skip"]  # ds4 counts these outside its cycles
     outcomes = Counter(item.outcome for item in rounds)
     lasts = [(generation.prefill, *generation.rounds)[-1] for generation in generations]
     return Account(
@@ -169,8 +172,8 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
         first_tokens=len(rounds),
         proposed=sum(len(item.proposed) for item in rounds),
         accepted_draft=sum(item.accepted for item in rounds),
-        scheduler_skips=0,
-        tail_skips=0,
+        scheduler_skips=sum(item.skip == "scheduler" for item in rounds),
+        tail_skips=len(every_round) - len(rounds),
         num_tokens=sum(len(generation.tokens) for generation in generations),
         num_pending=sum(last.kind != "none" for last in lasts),
         draft_len_hist=Counter(len(item.proposed) for item in rounds if item.proposed),

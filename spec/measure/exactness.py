@@ -97,13 +97,15 @@ def check(
         chunk: prompt tokens a pass, as in the loop.
     """
     tokens = generation.tokens
-    rows = teacher_force(target, prompt, tokens, chunk) if target is not None else None
+    split = None if baseline is None else _first_difference(baseline, tokens)
+    # A sampled output that equals the baseline's leaves nothing for teacher forcing to tell.
+    is_forced = target is not None and (is_greedy or split is not None)
+    rows = teacher_force(target, prompt, tokens, chunk) if is_forced else None
     gap, at = None, None
     if rows is not None and is_greedy:
         gaps = [(mx.max(row) - row[token]).item() for row, token in zip(rows, tokens, strict=True)]
         gap = max(gaps)
         at = gaps.index(gap) if gap > 0 else -1
-    split = None if baseline is None else _first_difference(baseline, tokens)
     divergence = None
     if split is not None:
         margin = None

@@ -1,5 +1,6 @@
 """Greedy verification: a draft stands if it is the target's argmax."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -43,7 +44,14 @@ class GreedyVerifier:
                 "verifier=sample_match, or set sampling.temperature to 0"
             )
 
-    def accept(self, proposal: Proposal, target_logits: mx.array, position: int, draws: Draws) -> Verdict:
+    def accept(
+        self,
+        proposal: Proposal,
+        target_logits: mx.array,
+        position: int,
+        draws: Draws,
+        committed: Sequence[int] = (),
+    ) -> Verdict:
         """See `spec.protocols.Verifier`; draws are not used. Forces evaluation: the next step depends on the choice.
 
         Raises:

@@ -1,5 +1,6 @@
 """Sample and match: draw the target's token first, go on while the draft happens to equal it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -23,7 +24,14 @@ class SampleMatchVerifier:
 
     sampling: Sampling = field(default_factory=Sampling)
 
-    def accept(self, proposal: Proposal, target_logits: mx.array, position: int, draws: Draws) -> Verdict:
+    def accept(
+        self,
+        proposal: Proposal,
+        target_logits: mx.array,
+        position: int,
+        draws: Draws,
+        committed: Sequence[int] = (),
+    ) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation: the next step depends on the draws.
 
         Raises:

@@ -125,6 +125,56 @@ def test_yarn_s_extra_keys_are_ignored_and_its_needed_ones_named() -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("scaling", "wanted"),
+    [
+        ("yarn", "rope_scaling: wanted an object or null, got 'yarn'"),
+        ({"type": "linear", "factor": 4}, "rope_scaling: wanted type yarn, got 'linear'"),
+        ({}, "rope_scaling has no factor, original_max_position_embeddings"),
+        ({"factor": "4", "original_max_position_embeddings": 8}, "rope_scaling.factor: wanted a number, got '4'"),
+    ],
+)
+def test_other_scalings_are_refused(scaling: object, wanted: str) -> None:
+    with pytest.raises(ValueError, match=wanted):
+        DeepseekV4Config.from_dict(NEEDED | {"rope_scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("hidden_size", "32", "wanted an integer, got '32'"),
+        ("num_hidden_layers", 3.0, "wanted an integer, got 3.0"),
+        ("index_topk", None, "wanted an integer, got None"),
+        ("swiglu_limit", [10], r"wanted a number, got \[10\]"),
+        ("simulate_quantization", 1, "wanted true or false, got 1"),
+        ("compress_ratios", None, "wanted a list of integers from 0, got None"),
+        ("compress_ratios", [0, 4, "128"], "wanted a list of integers from 0"),
+        ("compress_ratios", [0, 4, -1], "wanted a list of integers from 0"),
+    ],
+)
+def test_values_of_another_kind_are_named(key: str, value: object, wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"config key {key}: {wanted}"):
+        DeepseekV4Config.from_dict(NEEDED | {key: value})
+
+
+def test_a_whole_number_may_stand_for_a_fraction() -> None:
+    assert DeepseekV4Config.from_dict(NEEDED | {"rope_theta": 10000}).rope_theta == 10000
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"head_dim": 68}, "head_dim - qk_rope_head_dim in multiples of 64, got 60"),
+        ({"head_dim": 72, "index_head_dim": 48}, "index_head_dim to be a power of two of at least 32, got 48"),
+        ({"head_dim": 72, "index_head_dim": 16}, "index_head_dim to be a power of two of at least 32, got 16"),
+    ],
+)
+def test_sizes_that_the_quantisation_simulation_has_no_blocks_for(changes: dict, wanted: str) -> None:
+    assert not tiny_config(**changes).simulate_quantization
+    with pytest.raises(ValueError, match=f"simulate_quantization needs {wanted}: set simulate_quantization to false"):
+        tiny_config(**changes, simulate_quantization=True)
+
+
 def test_no_rope_scaling_is_none() -> None:
     assert DeepseekV4Config.from_dict(NEEDED | {"rope_scaling": None}).rope_scaling is None
 

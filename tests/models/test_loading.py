@@ -269,6 +269,19 @@ def test_a_missing_list_of_ratios_is_named(checkpoint: Path) -> None:
     assert "compress_ratios needs an entry for each of the 3 layers, got 0" in refusal(checkpoint)
 
 
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
+def test_a_missing_key_of_the_rope_scaling_is_named(checkpoint: Path, key: str) -> None:
+    scaling = {name: value for name, value in CONFIG["rope_scaling"].items() if name != key}
+    change_config(checkpoint, rope_scaling=scaling)
+    assert f"rope_scaling has no {key}" in refusal(checkpoint)
+
+
+def test_simulated_quantisation_of_unsuitable_sizes_is_refused_before_weights_are_read(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    change_config(checkpoint, simulate_quantization=True)
+    assert "simulate_quantization needs head_dim - qk_rope_head_dim in multiples of 64" in refusal(checkpoint)
+
+
 @pytest.mark.parametrize("text", ["{", "", "[]", "null", '"deepseek_v4"'])
 def test_a_config_that_is_no_object(checkpoint: Path, text: str) -> None:
     (checkpoint / "config.json").write_text(text)
@@ -307,12 +320,16 @@ def damaged(content: bytes, how: str) -> bytes:
         "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         "header of another kind": (2).to_bytes(8, "little") + b"[]",
         "entry without a shape": content[:8] + header.replace(b'"shape"', b'"shade"') + content[8 + length :],
+        "shape of letters": content[:8] + header.replace(b'"shape":[32]', b'"shape":"ab"') + content[8 + length :],
+        "shape of another size": content[:8] + header.replace(b'"shape":[32]', b'"shape":[33]') + content[8 + length :],
     }[how]
 
 
 @pytest.mark.parametrize(
     "how",
     [
+        "shape of letters",
+        "shape of another size",
         "empty",
         "short length",
         "cut in the header",
@@ -323,10 +340,24 @@ def damaged(content: bytes, how: str) -> bytes:
         "entry without a shape",
     ],
 )
-def test_damaged_weights(checkpoint: Path, how: str) -> None:
+def test_damaged_weights(checkpoint: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = checkpoint / "model.safetensors"
-    file.write_bytes(damaged(file.read_bytes(), how))
-    assert "model.safetensors" in refusal(checkpoint)
+    content = file.read_bytes()
+    assert damaged(content, how) != content
+    file.write_bytes(damaged(content, how))
+    monkeypatch.setattr(mx, "load", lambda *_: pytest.fail("weights were read"))
+    assert "model.safetensors is no readable safetensors file (" in refusal(checkpoint)
+
+
+def test_a_link_to_weights_that_are_gone(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors").symlink_to(checkpoint / "gone")
+    assert "model.safetensors is no readable safetensors file" in refusal(checkpoint)
+
+
+def test_two_checkpoints_in_one_folder(checkpoint: Path) -> None:
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / "old.safetensors")
+    assert "stands both in model.safetensors and in old.safetensors" in refusal(checkpoint)
 
 
 def test_an_unknown_dtype(stored: Path) -> None:
@@ -352,6 +383,40 @@ def test_a_tokenizer_smaller_than_the_vocabulary_is_fine(checkpoint: Path) -> No
     assert max(tokenizer.get_vocab().values()) == 6
 
 
-def test_a_tokenizer_that_is_no_tokenizer(checkpoint: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"model": {"type": "BPE"}}', '{"model": 3, "added_tokens": []}'])
+def test_a_tokenizer_that_is_no_tokenizer(checkpoint: Path, text: str) -> None:
+    (checkpoint / "tokenizer.json").write_text(text)
+    message = refusal(checkpoint)
+    assert f"the tokenizer in {checkpoint} cannot be read (" in message
+    assert "copy the checkpoint's tokenizer files again" in message
+
+
+def test_the_tokenizer_is_checked_before_weights_are_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "load", lambda *_: pytest.fail("weights were read"))
     (checkpoint / "tokenizer.json").write_text("{")
-    assert "tokenizer" in refusal(checkpoint)
+    refusal(checkpoint)
+    write_tokenizer(checkpoint, TINY["vocab_size"] + 1)
+    refusal(checkpoint)
+
+
+# --- what ships ---
+
+
+def test_the_shipped_checkpoint_loads_from_any_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded, tokenizer = load("models/pretrained/tiny")
+    assert Path(loaded.path).is_absolute()
+    assert tokenizer.eos_token_ids == {1}
+    text = "for name in names:\n    print(name)"
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert "tiny is no folder" in refusal("pretrained/tiny")
+
+
+def test_a_folder_here_goes_before_what_ships(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "models" / "pretrained" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert load_model("models/pretrained/tiny").args.vocab_size == TINY["vocab_size"]

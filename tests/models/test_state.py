@@ -170,6 +170,17 @@ def test_the_headroom_counts_from_the_newest_row_written() -> None:
     plain.assert_goes_on(cache, 5)
 
 
+@pytest.mark.parametrize("count", [-1, -HEADROOM])
+def test_a_negative_trim_is_refused_and_changes_nothing(count: int) -> None:
+    plain = plain_decoding(prefill=0, max_rollback=HEADROOM)
+    cache = plain.cache_at(30)
+    trim(cache, 3)
+    for entry in cache:
+        with pytest.raises(ValueError, match=f"cannot trim {count} tokens: wanted 0 or more"):
+            entry.trim(count)
+    plain.assert_goes_on(cache, 5)
+
+
 def test_trimming_more_than_there_is_empties_the_cache() -> None:
     plain = plain_decoding(prefill=0, max_rollback=HEADROOM)
     cache = plain.cache_at(4)

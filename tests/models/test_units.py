@@ -13,7 +13,7 @@ from models.deepseek_v4.cache import CompressorState
 from models.deepseek_v4.compressor import Compressor
 from models.deepseek_v4.config import YarnScaling
 from models.deepseek_v4.hyper_connection import HyperConnection, HyperHead, sinkhorn
-from models.deepseek_v4.moe import ClampedSwiGLU, Gate
+from models.deepseek_v4.moe import COPIED, ClampedSwiGLU, Gate, MixtureOfExperts, can_gather
 from models.deepseek_v4.probe import Probe
 from models.deepseek_v4.quantization import round_index_rows, round_kv_rows
 from models.deepseek_v4.rope import Rotary, inverse_frequencies
@@ -312,6 +312,34 @@ def test_every_expert_evaluated_gives_the_gathered_sum(layer: int) -> None:
     gathered = moe(x, tokens)
     moe.train()
     assert_close(moe(x, tokens), gathered)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("count", [1, 7, COPIED, COPIED + 1])
+def test_copied_experts_give_the_gathered_products(layer: int, count: int) -> None:
+    moe = random_model().layers[layer].ffn
+    x, tokens = 3 * normal(2, count, 32), random_tokens(count, batch=2)
+    experts, _ = moe.gate(x, tokens)
+    gathered = moe.experts(x, experts)
+    copied = moe._copied_experts(x, experts)
+    assert (copied.shape, copied.dtype) == (gathered.shape, gathered.dtype)
+    assert_close(copied, gathered)
+
+
+def test_float32_takes_the_gathered_way_and_bfloat16_on_the_cpu_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_gather(mx.float32)
+    assert not can_gather(mx.bfloat16)
+    assert not can_gather(mx.float16)
+    moe, x, tokens = random_model().layers[1].ffn, normal(1, 7, 32), random_tokens(7)
+    exact = moe(x, tokens)
+    for dtype, tolerance in ((mx.bfloat16, 0.05), (mx.float16, 0.01)):
+        moe.set_dtype(dtype)
+        rounded = moe(x.astype(dtype), tokens)
+        assert rounded.dtype == dtype
+        assert_close(rounded.astype(mx.float32), exact, atol=tolerance * mx.abs(exact).max().item())
+    moe.set_dtype(mx.float32)
+    monkeypatch.setattr(MixtureOfExperts, "_copied_experts", lambda *_: pytest.fail("float32 was not gathered"))
+    moe(x, tokens)
 
 
 def test_training_mode_computes_the_same_logits() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec import (
+    BlockPlan,
     Draws,
     FixedBlock,
     FoldedLoop,
@@ -81,7 +82,7 @@ class PlannedDrafter(NoneDrafter):
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         self.seen += tokens
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits=None) -> Proposal:
         known = range(position + 1, min(position + 1 + gamma, len(self.script)))
         if not known:
             return Proposal(reason="the script ends")
@@ -100,7 +101,7 @@ class WrongDrafter(NoneDrafter):
     def __init__(self, plain: Sequence[int], start: int, vocab_size: int) -> None:
         self.plain, self.start, self.vocab_size = plain, start, vocab_size
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits=None) -> Proposal:
         first = position + 1 - self.start
         tokens = [(token + 1) % self.vocab_size for token in self.plain[first : first + gamma]]
         return Proposal(tokens=tuple(tokens)) if tokens else Proposal(reason="the plan ends")
@@ -131,8 +132,11 @@ class SpyBlock:
     def reset(self) -> None:
         self.seen = []
 
-    def next_gamma(self, history: Any) -> int:
-        return self.gamma
+    def plan(self, history: Any) -> BlockPlan:
+        return FixedBlock(gamma=self.gamma).plan(history)
+
+    def admits(self, confidences: tuple[float, ...]) -> bool:
+        return True
 
     def observe(self, finished: Round) -> None:
         self.seen.append(finished)

@@ -53,7 +53,7 @@ class MixedDrafter(DSparkDrafter):
         super().reset(prompt_length, reference)
         self.oracle.reset(prompt_length, reference)
 
-    def propose(self, anchor, position, gamma, draws):
+    def propose(self, anchor, position, gamma, draws, admits=None):
         super().propose(anchor, position, gamma, draws)  # a block has run, and must have left nothing
         return self.oracle.propose(anchor, position, max(1, gamma - position % 4), draws)
 

@@ -225,7 +225,7 @@ REAL_BLOCK = type(random_model().layers[0]).__call__
 
 
 class ForeignDrafter(NoneDrafter):
-    def propose(self, anchor, position, gamma, draws):
+    def propose(self, anchor, position, gamma, draws, admits=None):
         return Proposal(tokens=(99, 1)[:gamma])
 
 
@@ -239,7 +239,7 @@ def test_ids_outside_the_vocabulary_are_not_fed() -> None:
 
 
 class LongDrafter(NoneDrafter):
-    def propose(self, anchor, position, gamma, draws):
+    def propose(self, anchor, position, gamma, draws, admits=None):
         return Proposal(tokens=(1,) * (gamma + 1))
 
 
