@@ -186,7 +186,9 @@ def main(config: DictConfig) -> None:
         load_tokens(config.data.train), config.data.shares, config.batch_size, config.length, config.seed
     )
     held_out = load_tokens(config.data.valid)
-    balancer = Balancer({str(number): stage.ffn.gate.bias for number, stage in enumerate(network.mtp)}, 0.001)
+    balancer = Balancer(
+        {str(number): stage.ffn.gate.bias for number, stage in enumerate(network.mtp)}, config.balance_rate
+    )
     loss = partial(loss_function, network, target, instantiate(config.weights))
     trainer = Trainer(network.trainable_parameters(), loss, plan, folder, extra=balancer.biases)
 

@@ -519,8 +519,8 @@ def test_the_confidence_loss_does_not_make_its_label_easier() -> None:
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
 
     def loss(parameters: dict) -> mx.array:
-        weights = Weights(cross_entropy=0.0, total_variation=0.0)
-        return train_dspark.loss_function(network, target, weights, parameters, None, tokens, mx.array([[5, 20]]), {})[0]
+        weights, anchors = Weights(cross_entropy=0.0, total_variation=0.0), mx.array([[5, 20]])
+        return train_dspark.loss_function(network, target, weights, parameters, None, tokens, anchors, {})[0]
 
     found = mx.grad(loss)(network.trainable_parameters())["mtp"][-1]
     assert not found["markov_head"]["markov_w2"]["weight"].any()  # bears on the distribution alone
