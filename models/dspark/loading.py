@@ -11,6 +11,7 @@ from models.dspark.network import Network
 from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
 from models.loading import DRAFTER_PREFIX, find_checkpoint, read_config
+from models.quantization import check_format, quantise
 
 
 def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> Network:
@@ -19,7 +20,7 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     Args:
         path: checkpoint folder; None for the one that the target came from.
         target: the model that it drafts for; gives embedding, head and dtype.
-        quant: quantisation of its matrices; only None (as stored) so far.
+        quant: format of its matrices, a name of `models.quantization.FORMATS`; None keeps them as stored.
 
     Returns:
         The network in evaluation mode.
@@ -27,8 +28,7 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     Raises:
         ModelError: there is no DSpark drafter, it does not fit the target, or tensors are missing or unexpected.
     """
-    if quant is not None:
-        raise ModelError(f"drafter.quant: wanted null (weights as stored), got {quant!r}; no other is supported yet")
+    check_format(quant)
     if path is None and target.path is None:
         raise ModelError("drafter.path is null and the target was not loaded from a folder: give a checkpoint folder")
     folder = find_checkpoint(path or target.path)
@@ -52,4 +52,5 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     census(expected_tensors(network), headers, folder, "DSpark drafter")
     load_weights(network, headers, target.embed.weight.dtype)
     mx.eval(network.parameters())
+    quantise(network, quant)
     return network.eval()

@@ -81,7 +81,10 @@ class Network(nn.Module):
         last.hc_head = HyperHead(block.hc_mult, block.hidden_size, block.hc_eps, block.rms_norm_eps)
         last.markov_head = MarkovHead(block.vocab_size, config.markov_rank)
         last.confidence_head = ConfidenceHead(block.hidden_size, config.markov_rank)
-        self._target = [target]  # in a list: shared with the target, so none of this network's parameters
+        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantising or
+        # counting the one does not reach the other.
+        self._embed = lambda tokens: target.embed(tokens)
+        self._head = lambda normed: target.head(normed)
 
     @property
     def markov_head(self) -> MarkovHead:
@@ -99,7 +102,7 @@ class Network(nn.Module):
             One (B, S, d) array a stage, normed and roped.
         """
         first = self.mtp[0]
-        fused = first.main_norm(first.main_proj(features.astype(first.main_proj.weight.dtype)))
+        fused = first.main_norm(first.main_proj(features.astype(first.main_norm.weight.dtype)))
         return [stage.attn.rows(fused, offset) for stage in self.mtp]
 
     def block(
@@ -119,15 +122,14 @@ class Network(nn.Module):
         batch = anchor.shape[0]
         noise = mx.full((batch, self.block_size - 1), self.config.noise_token_id, dtype=mx.int32)
         tokens = mx.concatenate([anchor[:, None].astype(mx.int32), noise], axis=1)
-        target = self._target[0]
-        x = target.embed(tokens)
+        x = self._embed(tokens)
         streams = mx.broadcast_to(x[:, :, None], (*x.shape[:2], self.config.block.hc_mult, x.shape[-1]))
         for stage, rows in zip(self.mtp, context, strict=True):
             streams = stage(streams, tokens, position, rows, is_context, probe)
         last = self.mtp[-1]
         hidden = last.hc_head(streams)
         normed = last.norm(hidden)
-        return BlockOutput(hidden=hidden, normed=normed, logits=target.head(normed).astype(mx.float32))
+        return BlockOutput(hidden=hidden, normed=normed, logits=self._head(normed).astype(mx.float32))
 
     def confidence_logits(self, output: BlockOutput, embedded: mx.array) -> mx.array:
         """(B, G) float32, from a block and the Markov embeddings (B, G, R) of the tokens before each row."""

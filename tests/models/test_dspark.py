@@ -385,10 +385,6 @@ def test_another_rank_does_not_fit_the_tensors(target: Model, folder: Path) -> N
     assert "3 misshapen: " in refusal(folder, target)
 
 
-def test_quantised_drafters_are_not_there_yet(target: Model) -> None:
-    assert "drafter.quant: wanted null" in refusal(DRAFTER, target, quant="q4")
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_drafter_takes_the_target_s_dtype(reference: dict, dtype: str) -> None:
     target = load_model(FIXTURES / "target" / "flashlike", dtype)

@@ -1,0 +1,60 @@
+"""Quantising a drafter's matrices after it is loaded."""
+
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import SwitchLinear
+
+from models.errors import ModelError
+
+GROUP_SIZE = 32  # divides every matrix of the shipped drafters, and is what mxfp4 and mxfp8 prescribe
+FORMATS = {
+    "q8": {"bits": 8, "mode": "affine"},
+    "q6": {"bits": 6, "mode": "affine"},
+    "q4": {"bits": 4, "mode": "affine"},
+    "q3": {"bits": 3, "mode": "affine"},
+    "q2": {"bits": 2, "mode": "affine"},
+    "mxfp8": {"bits": 8, "mode": "mxfp8"},
+    "mxfp4": {"bits": 4, "mode": "mxfp4"},
+}
+PLAIN_NAMES = ("wo_a", "confidence_head.proj")  # used as arrays: by group, and in float32
+
+
+def check_format(quant: str | None) -> None:
+    """Refuses an unknown format before anything is loaded.
+
+    Raises:
+        ModelError: there is no such format.
+    """
+    if quant is not None and quant not in FORMATS:
+        raise ModelError(
+            f"drafter.quant: wanted null (weights as stored) or one of {', '.join(FORMATS)}, got {quant!r}"
+        )
+
+
+def quantise(network: nn.Module, quant: str | None) -> None:
+    """Quantises a network's linear layers, experts and token tables in place.
+
+    Norms, gates, hyper-connections and the few matrices of `PLAIN_NAMES` stay as they are, and so does the embedding
+    and head that a drafter shares with its target.
+
+    Args:
+        network: evaluated parameters.
+        quant: a name of `FORMATS`, in groups of 32 along the input; None leaves the network alone.
+
+    Raises:
+        ModelError: the format is unknown, or a matrix's input is no multiple of 32.
+    """
+    check_format(quant)
+    if quant is None:
+        return
+
+    def is_quantised(name: str, module: nn.Module) -> bool:
+        if not isinstance(module, nn.Linear | SwitchLinear | nn.Embedding) or name.endswith(PLAIN_NAMES):
+            return False
+        if module.weight.shape[-1] % GROUP_SIZE:
+            raise ModelError(
+                f"drafter.quant={quant} works in groups of {GROUP_SIZE}, {name} has {module.weight.shape[-1]} inputs: "
+                "use drafter.quant=null for this checkpoint"
+            )
+        return True
+
+    nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantised, **FORMATS[quant])
