@@ -20,12 +20,34 @@
         print(piece, end="", flush=True)
 """
 
-from spec.blocks import FixedBlock
-from spec.commit import PrefixCommit
-from spec.drafters import DSparkDrafter, NgramDrafter, NoneDrafter, OracleDrafter
+from spec.blocks import (
+    AutoBlock,
+    BreakEvenBlock,
+    CappedBlock,
+    ConfidenceBlock,
+    Costs,
+    Ds4SchedulerBlock,
+    FixedBlock,
+    SingleJumpBlock,
+    StagedBlock,
+    ThroughputBlock,
+    WindowBlock,
+)
+from spec.clock import VirtualClock
+from spec.commit import FullOnlyCommit, PrefixCommit, RollbackCommit
+from spec.drafters import (
+    DSparkDrafter,
+    LanguageModelDrafter,
+    MTPDrafter,
+    NgramDrafter,
+    NoneDrafter,
+    OracleDrafter,
+)
 from spec.errors import UserError
+from spec.folded import FoldedLoop
 from spec.generation import Generation, collect
-from spec.loop import FoldedLoop
+from spec.loop import SpeculativeLoop
+from spec.measure.costs import CostTable
 from spec.protocols import (
     BlockPlan,
     BlockPolicy,
@@ -42,45 +64,69 @@ from spec.protocols import (
     Verdict,
     Verifier,
 )
+from spec.recording import Recording
 from spec.replay import BatchReplay, TokenReplay
-from spec.sampling import Draws, Sampling
+from spec.sampling import DraftSampler, Draws, Sampling
+from spec.separate import SeparateLoop
 from spec.session import TargetSession
 from spec.text import StopStrings, TextStream, stream_text
-from spec.verifiers import GreedyVerifier, SampleMatchVerifier
+from spec.verifiers import BlockVerifier, GreedyVerifier, RejectionVerifier, SampleMatchVerifier
 
 __all__ = [
+    "AutoBlock",
     "BatchReplay",
     "BlockPlan",
     "BlockPolicy",
+    "BlockVerifier",
+    "BreakEvenBlock",
+    "CappedBlock",
     "CommitPath",
+    "ConfidenceBlock",
+    "CostTable",
+    "Costs",
     "DSparkDrafter",
+    "DraftSampler",
     "Drafter",
     "Draws",
+    "Ds4SchedulerBlock",
     "FixedBlock",
     "FoldedLoop",
+    "FullOnlyCommit",
     "Generation",
     "GreedyVerifier",
     "History",
+    "LanguageModelDrafter",
     "Loop",
+    "MTPDrafter",
     "NgramDrafter",
     "NoneDrafter",
     "OracleDrafter",
     "PrefixCommit",
     "Proposal",
+    "Recording",
+    "RejectionVerifier",
     "Replay",
+    "RollbackCommit",
     "Round",
     "SampleMatchVerifier",
     "Sampling",
+    "SeparateLoop",
+    "SingleJumpBlock",
+    "SpeculativeLoop",
+    "StagedBlock",
     "StopRule",
     "StopStrings",
     "Target",
     "TargetPass",
     "TargetSession",
     "TextStream",
+    "ThroughputBlock",
     "TokenReplay",
     "UserError",
     "Verdict",
     "Verifier",
+    "VirtualClock",
+    "WindowBlock",
     "collect",
     "stream_text",
 ]

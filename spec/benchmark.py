@@ -51,6 +51,7 @@ class Benchmark:
         max_tokens: tokens a run.
         stop: stop strings.
         seed: of the random draws; each prompt has its own stream of them.
+        is_prefill_timed: False on a virtual clock, which prices no prompt.
     """
 
     speculative: Loop
@@ -59,6 +60,7 @@ class Benchmark:
     max_tokens: int
     stop: tuple[str, ...] = ()
     seed: int = 0
+    is_prefill_timed: bool = True
 
     def warm_up(self, job: Job, max_tokens: int) -> None:
         """Runs both loops once, unrecorded, so that no first use is timed."""
@@ -102,6 +104,7 @@ class Benchmark:
                     text=decode(generation.tokens, self.tokenizer, self.stop),
                     prompt_tokens=len(job.tokens),
                     peak_memory_gb=mx.get_peak_memory() / 1e9,
+                    is_prefill_timed=self.is_prefill_timed,
                 )
             )
         return Measured(

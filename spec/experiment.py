@@ -1,5 +1,6 @@
 """One job: validate, load, warm up, measure, check, record, report."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from spec.benchmark import Benchmark, Job, Measured
 from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.exactness import Exactness, check
-from spec.measure.records import RunFolder
+from spec.measure.records import SUMMARY, RunFolder, read_summary
 from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
 from spec.prompts import Prompt, encode, load_prompts
 from spec.session import TargetSession
@@ -46,6 +47,7 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
             max_tokens=config.max_tokens,
             stop=_texts(config.stop),
             seed=config.seed,
+            is_prefill_timed=config.clock == "wall",
         )
         with _progress_bar(console) as bar:
             # Drawn only between runs: a refreshing thread would take time from what is measured.
@@ -72,10 +74,25 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
                 seed=config.seed,
                 dtype=config.target.get("dtype"),
                 checkpoints={"target": model.path, "drafter": config.drafter.get("path")},
-            ),
+            )
+            | {"clock": config.clock, "costs": None if parts.costs is None else parts.costs.to_json()},
         )
+        summary["config_hash"] = config_hash(config)
         folder.write_summary(summary)
     return summary
+
+
+def config_hash(config: DictConfig) -> str:
+    """SHA-256 of the resolved configuration: what makes one job of a sweep the same as an earlier one."""
+    return hashlib.sha256(as_yaml(config).encode()).hexdigest()
+
+
+def finished_summary(config: DictConfig, output: Path) -> dict[str, Any] | None:
+    """The summary of this very job, if the folder holds one; None if it was never run there, or not to its end."""
+    if not (output / SUMMARY).is_file():
+        return None
+    summary = read_summary(output)
+    return summary if summary.get("config_hash") == config_hash(config) else None
 
 
 def prepare(prompts: list[Prompt], tokenizer: Any, context: int) -> list[Job]:
@@ -134,6 +151,8 @@ def _check_scalars(config: DictConfig) -> None:
         value = config[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}")
+    if config.clock not in ("wall", "virtual"):
+        raise UserError(f"clock must be wall or virtual, got {config.clock!r}")
     for name in ("baseline", "exactness"):
         if not isinstance(config[name], bool):
             raise UserError(f"{name} must be true or false, got {config[name]!r}")

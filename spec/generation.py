@@ -11,7 +11,7 @@ ENDS: tuple[FinishReason, ...] = ("eos", "stop_string", "max_tokens", "context")
 
 @dataclass(kw_only=True)
 class Progress:
-    """One generation under way. `FoldedLoop.step` changes it last, so a step that fails leaves it as it was.
+    """One generation under way. `SpeculativeLoop.step` changes it last, so a step that fails leaves it as it was.
 
     Attributes:
         prompt: token ids.
@@ -124,7 +124,7 @@ def collect(rounds: Iterable[Round]) -> Generation:
     """Runs a generation to its end.
 
     Args:
-        rounds: what `FoldedLoop.rounds` returns.
+        rounds: what a loop's ``rounds`` returns.
     """
     prefill, *others = rounds
     last = others[-1] if others else prefill

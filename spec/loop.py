@@ -1,15 +1,18 @@
-"""The folded loop: the anchor rides in front of the proposal, so a round costs one target pass.
+"""What both loop shapes share: from a prompt to rounds, the user's limits, the clock, going back when a step fails.
 
-After a round exactly one token, the next anchor, is known and not in the cache (``dspark.md`` c.1; DeepSpec's and
-mlx-lm's loops have the same shape). The loop owns the order of the steps, the user's limits and the clock, and deals in
+After a round of either shape exactly one token, the next anchor, is emitted and not in the cache. The shapes differ in
+how it gets there: `spec.folded` lets it ride in the next verify pass, `spec.separate` decodes it first. A loop deals in
 token ids alone. What is proposed, judged, kept and how often is the business of its parts.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from spec.clock import Clock, Stopwatch, wall_clock
 from spec.errors import UserError
-from spec.generation import Progress, cut_off
+from spec.generation import Cut, Progress, cut_off
 from spec.protocols import (
     BlockPlan,
     BlockPolicy,
@@ -20,42 +23,60 @@ from spec.protocols import (
     Proposal,
     Replay,
     Round,
+    Skip,
     StopRule,
     Target,
     TargetPass,
+    Verdict,
     Verifier,
 )
 from spec.sampling import Draws
 
 
-class _TimedReplay:
-    """Replay bound to a target, counted and timed on the loop's clock."""
+@dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """What came of asking for a proposal.
 
-    def __init__(self, replay: Replay, target: Target, clock: Callable[[], float]) -> None:
-        self._replay, self._target, self._clock = replay, target, clock
+    Attributes:
+        proposal: perhaps empty, with the reason.
+        gamma: tokens that could have been proposed, the budget and the context heeded.
+        outcome: settled already where nothing was proposed; None otherwise.
+        skip: the block policy's.
+    """
+
+    proposal: Proposal
+    gamma: int = 0
+    outcome: Outcome | None = None
+    skip: Skip | None = None
+
+
+class _Replayer:
+    """Replay bound to a target, counted and timed."""
+
+    def __init__(self, replay: Replay, target: Target, watch: Stopwatch) -> None:
+        self._replay, self._target, self._watch = replay, target, watch
         self.num_tokens = 0
-        self.seconds = 0.0
 
-    def __call__(self, tokens: Sequence[int]) -> TargetPass:
-        started = self._clock()
-        passed = self._replay.run(self._target, tokens)
-        self.seconds += self._clock() - started
+    def __call__(self, snapshot: Any, tokens: Sequence[int]) -> TargetPass:
+        with self._watch.time("replay"):
+            self._target.restore(snapshot)
+            passed = self._replay.run(self._target, tokens)
         self.num_tokens += len(tokens)
         return passed
 
 
-class FoldedLoop:
-    """Speculative decoding, one target pass a round. Reusable: each generation starts from a reset.
+class SpeculativeLoop(ABC):
+    """Speculative decoding of one sequence. Reusable: each generation starts from a reset.
 
     Args:
         target: owns the sequence's state, with headroom for the longest block and its anchor.
         drafter: proposes.
         verifier: judges.
-        commit: keeps the accepted prefix.
+        commit: keeps the accepted prefix of a verify pass.
         replay: runs accepted tokens again when the commit path asks.
         block: chooses gamma; ``FixedBlock(gamma=0)`` is plain decoding through this same code.
         prefill_chunk: prompt tokens a pass.
-        clock: seconds; replaced in tests.
+        clock: seconds; the wall's, or one that parts with a price advance (`spec.priced`).
 
     Raises:
         UserError: the block policy can ask for more than the drafter can propose or the target can take back.
@@ -71,7 +92,7 @@ class FoldedLoop:
         replay: Replay,
         block: BlockPolicy,
         prefill_chunk: int = 512,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = wall_clock,
     ) -> None:
         if drafter.max_gamma is not None and block.max_gamma > drafter.max_gamma:
             raise UserError(
@@ -141,19 +162,17 @@ class FoldedLoop:
                 "token of output: shorten the prompt"
             )
         progress = Progress(prompt=tuple(prompt), max_tokens=max_tokens, eos=eos, stop=stop, draws=draws or Draws())
-        started = self._clock()
-        self.target.reset()
-        self.drafter.reset(len(prompt), reference)
-        self.block.reset()
-        passed, propose_s = self._prefill(prompt)
-        verdict = self.verifier.accept(
-            Proposal(reason="prefill"), passed.logits, len(prompt), progress.draws, progress.committed
-        )
-        cut = cut_off(progress, (), verdict, self.target.context)
-        duration_s = self._clock() - started
-        progress.emitted.extend(cut.tokens)
-        progress.finish_reason = cut.finish_reason
-        return progress, Round(
+        watch = Stopwatch(self._clock)
+        with watch.time("target"):
+            self.target.reset()
+            self.drafter.reset(len(prompt), reference)
+            self.block.reset()
+            passed = self._prefill(prompt, watch)
+            verdict = self.verifier.accept(
+                Proposal(reason="prefill"), passed.logits, len(prompt), progress.draws, progress.committed
+            )
+        cut = self._cut(progress, (), verdict)
+        finished = Round(
             index=0,
             position=len(prompt) - 1,
             gamma=0,
@@ -164,25 +183,24 @@ class FoldedLoop:
             outcome="prefill",
             reason="prefill",
             finish_reason=cut.finish_reason,
-            propose_s=propose_s,
-            target_s=duration_s - propose_s,
-            duration_s=duration_s,
+            **watch.stop(),
         )
+        progress.emitted.extend(cut.tokens)
+        progress.finish_reason = cut.finish_reason
+        return progress, finished
 
-    def _prefill(self, prompt: Sequence[int]) -> tuple[TargetPass, float]:
-        """Runs the prompt; returns its last row and the seconds that the drafter took."""
-        propose_s = 0.0
+    def _prefill(self, prompt: Sequence[int], watch: Stopwatch) -> TargetPass:
+        """Runs the prompt; returns its last row."""
         # The last token goes alone, as every anchor will, so that only its logits are ever computed (as in mlx-lm).
         for start in range(0, len(prompt) - 1, self.prefill_chunk):
             chunk = prompt[start : min(start + self.prefill_chunk, len(prompt) - 1)]
             features = self.target.absorb(chunk)
-            before = self._clock()
-            self.drafter.observe(chunk, features)
-            propose_s += self._clock() - before
+            with watch.time("propose"):
+                self.drafter.observe(chunk, features)
         passed = self.target.forward(prompt[-1:])
-        before = self._clock()
-        self.drafter.observe(prompt[-1:], passed.features)
-        return passed, propose_s + self._clock() - before
+        with watch.time("propose"):
+            self.drafter.observe(prompt[-1:], passed.features)
+        return passed
 
     def step(self, progress: Progress) -> Round:
         """One round. If anything in it raises, target, drafter, block and progress are as they were before it.
@@ -192,7 +210,8 @@ class FoldedLoop:
         """
         offset, drafter, block = self.target.offset, self.drafter.snapshot(), self.block.snapshot()
         try:
-            finished = self._round(progress)
+            finished = self._round(progress, Stopwatch(self._clock))
+            self._check(progress, finished)
             self.block.observe(finished)
         except BaseException:  # an interrupt too: the caller may go on with a consistent state
             self.target.rewind(offset)
@@ -205,76 +224,116 @@ class FoldedLoop:
         progress.finish_reason = finished.finish_reason
         return finished
 
-    def _round(self, progress: Progress) -> Round:
-        started = self._clock()
-        anchor, position = progress.emitted[-1], progress.length - 1
-        plan, proposal, outcome = self._propose(progress, anchor, position)
-        proposed_at = self._clock()
+    @abstractmethod
+    def _round(self, progress: Progress, watch: Stopwatch) -> Round:
+        """The steps of one round, in the shape's own order. Changes parts, and nothing of the progress."""
 
-        inputs = (anchor, *proposal.tokens)
-        passed = self.target.forward(inputs)
-        verdict = self.verifier.accept(proposal, passed.logits, position + 1, progress.draws, progress.committed)
-        verified_at = self._clock()
+    def _check(self, progress: Progress, finished: Round) -> None:
+        """The one invariant of state: what is emitted is in the cache, but for a next token.
 
-        cut = cut_off(progress, proposal.tokens, verdict, self.target.context)
-        # A next token was not an input, so it has no row: it stays pending as the next anchor.
-        keep = 1 + cut.accepted
-        replay = _TimedReplay(self.replay, self.target, self._clock)
-        before_commit = self._clock()
-        kept = self.commit.commit(self.target, passed, inputs, keep, replay)
-        committed_at = self._clock()
+        Raises:
+            ValueError: the commit path left something else.
+        """
+        wanted = progress.length + len(finished.tokens) - (finished.kind != "none")
+        if self.target.offset != wanted:
+            raise ValueError(f"the cache must hold {wanted} tokens after the round, it holds {self.target.offset}")
 
-        self.drafter.observe(inputs[:keep], kept.features)
-        ended = self._clock()
-        pass_s = verified_at - proposed_at
-        return Round(
-            index=progress.num_rounds + 1,
-            position=position,
-            gamma=plan.gamma,
-            proposed=proposal.tokens,
-            accepted=cut.accepted,
-            tokens=cut.tokens,
-            kind=cut.kind,
-            outcome=outcome or _outcome(len(proposal.tokens), cut.accepted),
-            reason=proposal.reason,
-            skip=plan.skip,
-            confidence=proposal.confidence,
-            finish_reason=cut.finish_reason,
-            propose_s=(proposed_at - started) + (ended - committed_at),
-            verify_s=pass_s if proposal.tokens else 0.0,
-            target_s=0.0 if proposal.tokens else pass_s,
-            commit_s=committed_at - before_commit - replay.seconds,
-            replay_s=replay.seconds,
-            duration_s=ended - started,
-            replayed_tokens=replay.num_tokens,
+    def _left(self, progress: Progress) -> int:
+        """Tokens that may still be emitted."""
+        return min(progress.max_tokens - len(progress.emitted), self.target.context - progress.length)
+
+    def _plan(self, progress: Progress) -> BlockPlan:
+        return self.block.plan(
+            History(
+                position=progress.length - 1,
+                num_rounds=progress.num_rounds,
+                tokens_left=self._left(progress),
+                last=progress.last,
+            )
         )
 
-    def _propose(self, progress: Progress, anchor: int, position: int) -> tuple[BlockPlan, Proposal, Outcome | None]:
-        """The plan within the limits, the proposal, and the outcome if that is settled already."""
-        # Both limits leave one token for the next token: a draft that could only be cut off is not worth its row.
-        left = min(progress.max_tokens - len(progress.emitted), self.target.context - progress.length)
-        plan = self.block.plan(
-            History(position=position, num_rounds=progress.num_rounds, tokens_left=left, last=progress.last)
+    def _draft(self, progress: Progress, gamma: int) -> Drafted:
+        """Asks the drafter for 1..gamma tokens, and refuses ids that the target cannot be fed.
+
+        Raises:
+            ValueError: the drafter proposed more.
+        """
+        proposal = self.drafter.propose(
+            progress.emitted[-1], progress.length - 1, gamma, progress.draws, self.block.admits
         )
-        if plan.gamma == 0:
-            return plan, Proposal(reason=plan.reason), "tail_skip" if plan.skip == "tail" else "no_draft"
-        if left == 1:
-            plan = BlockPlan(gamma=0, reason="one token is left of max_tokens or the context")
-            return plan, Proposal(reason=plan.reason), "no_room"
-        plan = BlockPlan(gamma=min(plan.gamma, left - 1))
-        proposal = self.drafter.propose(anchor, position, plan.gamma, progress.draws, self.block.admits)
         if not proposal.tokens:
-            return plan, proposal, "no_draft"
-        if len(proposal.tokens) > plan.gamma:
-            raise ValueError(f"the drafter proposed {len(proposal.tokens)} tokens, wanted at most {plan.gamma}")
+            return Drafted(proposal=proposal, gamma=gamma, outcome="no_draft")
+        if len(proposal.tokens) > gamma:
+            raise ValueError(f"the drafter proposed {len(proposal.tokens)} tokens, wanted at most {gamma}")
         foreign = [token for token in proposal.tokens if not 0 <= token < self.target.vocab_size]
         if foreign:
             reason = f"drafted ids {foreign} lie outside the target's vocabulary of {self.target.vocab_size}"
-            return plan, Proposal(reason=reason), "invalid"
-        return plan, proposal, None
+            return Drafted(proposal=Proposal(reason=reason), gamma=gamma, outcome="invalid")
+        return Drafted(proposal=proposal, gamma=gamma)
+
+    def _cut(self, progress: Progress, drafted: tuple[int, ...], verdict: Verdict) -> Cut:
+        return cut_off(progress, drafted, verdict, self.target.context)
+
+    def _snapshot(self, commit: CommitPath, watch: Stopwatch) -> Any:
+        """The state before a verify pass, if the commit path returns to it."""
+        if not commit.needs_snapshot:
+            return None
+        with watch.time("snapshot"):
+            return self.target.snapshot()
+
+    def _commit(
+        self,
+        commit: CommitPath,
+        passed: TargetPass,
+        inputs: tuple[int, ...],
+        keep: int,
+        snapshot: Any,
+        watch: Stopwatch,
+    ) -> tuple[TargetPass, int]:
+        """Keeps the first inputs of a verify pass; returns their rows, and how many tokens were replayed for it."""
+        replayer = _Replayer(self.replay, self.target, watch)
+        with watch.time("commit"):
+            kept = commit.commit(self.target, passed, inputs, keep, replayer, snapshot)
+        return kept, replayer.num_tokens
+
+    def _record(
+        self, progress: Progress, drafted: Drafted, cut: Cut, outcome: Outcome, watch: Stopwatch, **counts: int
+    ) -> Round:
+        """The round, once everything is done; ``counts`` are its fields ``decoded, verify_rows, replayed_tokens``."""
+        return Round(
+            index=progress.num_rounds + 1,
+            position=progress.length - 1,
+            gamma=drafted.gamma,
+            proposed=drafted.proposal.tokens,
+            accepted=cut.accepted,
+            tokens=cut.tokens,
+            kind=cut.kind,
+            outcome=outcome,
+            reason=drafted.proposal.reason,
+            skip=drafted.skip,
+            confidence=drafted.proposal.confidence,
+            finish_reason=cut.finish_reason,
+            **counts,
+            **watch.stop(),
+        )
 
 
-def _outcome(proposed: int, accepted: int) -> Outcome:
-    if accepted == proposed:
+def undrafted(plan: BlockPlan) -> Drafted:
+    """A round that its block policy declined."""
+    outcome: Outcome = "tail_skip" if plan.skip == "tail" else "no_draft"
+    return Drafted(proposal=Proposal(reason=plan.reason), outcome=outcome, skip=plan.skip)
+
+
+NO_ROOM = Drafted(proposal=Proposal(reason="one token is left of max_tokens or the context"), outcome="no_room")
+
+
+def outcome_of(judged: int, accepted: int) -> Outcome:
+    """The counter that a verified block raises.
+
+    Args:
+        judged: tokens that were up for a decision.
+        accepted: how many of them were emitted.
+    """
+    if accepted == judged:
         return "full"
     return "partial" if accepted else "miss_first"

@@ -1,7 +1,6 @@
 """From a configuration to parts. Hydra's ``_target_`` is the registry; nothing here names a choice."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -9,9 +8,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from spec.blocks import FixedBlock
+from spec.clock import VirtualClock
 from spec.commit import PrefixCommit
 from spec.drafters import NoneDrafter
 from spec.errors import UserError, one_line
+from spec.measure.costs import CostTable
+from spec.priced import priced
 from spec.protocols import BlockPolicy, CommitPath, Drafter, Loop, Replay, Verifier
 from spec.sampling import Sampling
 from spec.session import TargetSession
@@ -100,6 +102,9 @@ class Parts:
         self.commit: CommitPath = build("commit", config.commit)
         self.replay: Replay = build("replay", config.replay)
         self.block: BlockPolicy = build("block", config.block)
+        self.costs: CostTable | None = None if config.costs is None else build("costs", config.costs)
+        if config.clock == "virtual" and self.costs is None:
+            raise UserError("clock=virtual takes its times from a cost table: choose one, for example costs=m3_ultra")
 
     def loops(self, model: Any, drafter: Drafter) -> tuple[Loop, Loop, TargetSession]:
         """The speculative loop, the baseline (gamma = 0 through the same code), and the session of the latter.
@@ -116,13 +121,12 @@ class Parts:
             TargetSession, model, max_rollback=self.block.max_gamma + 1, context=self._config.context
         )
         plain_session = session()
-        loop: Callable[..., Loop] = functools.partial(
-            build,
-            "loop",
-            self._config.loop,
-            verifier=self.verifier,
-            replay=self.replay,
-        )
+        clock = VirtualClock() if self._config.clock == "virtual" else None
+
+        def loop(**parts: Any) -> Loop:
+            parts |= {"verifier": self.verifier, "replay": self.replay}
+            return build("loop", self._config.loop, **(parts if clock is None else priced(self.costs, clock, parts)))
+
         speculative = loop(target=session(taps=drafter.taps), drafter=drafter, commit=self.commit, block=self.block)
         baseline = loop(target=plain_session, drafter=NoneDrafter(), commit=PrefixCommit(), block=FixedBlock(gamma=0))
         return speculative, baseline, plain_session

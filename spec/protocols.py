@@ -4,9 +4,9 @@ One round of the folded loop, with the parts that own each step:
 
     plan    = block.plan(history)                                   BlockPolicy   gamma: how many tokens to propose
     proposal = drafter.propose(anchor, position, gamma, draws, block.admits)  Drafter   d_1 .. d_gamma
-    passed  = target.forward([anchor, *proposal.tokens])            Target        gamma + 1 rows, row j judges d_{j+1}
+    passed  = target.verify([anchor, *proposal.tokens])             Target        gamma + 1 rows, row j judges d_{j+1}
     verdict = verifier.accept(proposal, passed.logits, ...)         Verifier      the prefix that stands, next token
-    kept    = commit.commit(target, passed, inputs, keep, replay)   CommitPath    state ends at what was emitted
+    kept    = commit.commit(target, passed, inputs, keep, ...)      CommitPath    state ends at what was emitted
     drafter.observe(inputs[:keep], kept.features)                   Drafter       remembers every committed token
 
 Parts know nothing of each other: the verifier sees logits and random draws, the drafter tokens and features, the commit
@@ -20,11 +20,13 @@ from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
-from spec.sampling import Draws
+from spec.sampling import DraftSampler, Draws
 
 Kind = Literal["bonus", "correction", "none"]
 Outcome = Literal["prefill", "full", "partial", "miss_first", "no_draft", "no_room", "invalid", "tail_skip"]
 Skip = Literal["scheduler", "tail"]
+CommitKind = Literal["direct_full", "direct_partial", "replay"]
+ReplayKind = Literal["token", "batch"]
 Admits = Callable[[tuple[float, ...]], bool]
 """Given the confidences c_1 .. c_k, whether token k may be drawn: known before it is, so it cannot bias the draw."""
 FinishReason = Literal["eos", "stop_string", "max_tokens", "context"]
@@ -36,18 +38,18 @@ class Proposal:
 
     Attributes:
         tokens: d_1 .. d_G.
-        draft_probs: (G, V) float32, rows sum to 1: the very distributions q that the tokens were sampled from. None
+        sampler: what drew the tokens, and so knows the very distributions q that they came from; see `sampled`. None
             says that each token was chosen without a draw (an argmax, a lookup), so that q is a point mass on it.
-        confidence: G probabilities that a token is accepted given that those before it were; None if the drafter has
-            none.
+        confidence: c_1 .. c_G, the probability that a token is accepted given that those before it were, and c_{G+1} if
+            the block policy was asked about one more token and refused it; None if the drafter has none.
         reason: why nothing was proposed; None exactly when something was.
 
     Raises:
-        ValueError: the lengths differ, or an empty proposal has no reason.
+        ValueError: the lengths differ, an empty proposal has no reason, or the sampler drew other tokens.
     """
 
     tokens: tuple[int, ...] = ()
-    draft_probs: mx.array | None = None
+    sampler: DraftSampler | None = None
     confidence: tuple[float, ...] | None = None
     reason: str | None = None
 
@@ -55,10 +57,40 @@ class Proposal:
         count = len(self.tokens)
         if (count == 0) != (self.reason is not None):
             raise ValueError(f"a proposal has tokens or a reason for having none, got {count} and {self.reason!r}")
-        if self.draft_probs is not None and self.draft_probs.shape[0] != count:
-            raise ValueError(f"draft_probs needs one row for each of {count} tokens, got {self.draft_probs.shape}")
-        if self.confidence is not None and len(self.confidence) != count:
-            raise ValueError(f"confidence needs one value for each of {count} tokens, got {len(self.confidence)}")
+        if self.sampler is not None and self.sampler.tokens != self.tokens:
+            raise ValueError(f"the sampler drew {self.sampler.tokens}, the proposal has {self.tokens}")
+        if self.confidence is not None and len(self.confidence) not in (count, count + 1):
+            raise ValueError(
+                f"confidence needs one value for each of {count} tokens and at most one for a refused token, got "
+                f"{len(self.confidence)}"
+            )
+
+    @classmethod
+    def sampled(cls, sampler: DraftSampler, confidence: tuple[float, ...] | None = None) -> "Proposal":
+        """A proposal of the tokens that a sampler drew, at least one. Forces their evaluation."""
+        return cls(tokens=sampler.tokens, sampler=sampler, confidence=confidence)
+
+    @property
+    def draft_probs(self) -> mx.array | None:
+        """(G, V) float32, rows sum to 1: what the tokens were drawn from; None for point masses."""
+        return None if self.sampler is None else mx.exp(self.sampler.logprobs)
+
+    def draft_logprobs(self, vocab_size: int) -> mx.array:
+        """Log q of a proposal that is not empty, point masses included: (G, vocab_size) float32.
+
+        Args:
+            vocab_size: the target's; ids that only the target has get no mass.
+
+        Raises:
+            ValueError: q is over more ids than the target has.
+        """
+        if self.sampler is None:
+            return mx.where(mx.arange(vocab_size) == mx.array(self.tokens)[:, None], 0.0, -mx.inf)
+        logprobs = self.sampler.logprobs
+        missing = vocab_size - logprobs.shape[1]
+        if missing < 0:
+            raise ValueError(f"q must be over the target's {vocab_size} ids, got {logprobs.shape[1]}: cut the logits")
+        return mx.pad(logprobs, ((0, 0), (0, missing)), constant_values=-mx.inf) if missing else logprobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +101,13 @@ class Verdict:
         accepted: length of the prefix of the proposal that stands, 0..G.
         next_token: the token after that prefix.
         kind: ``bonus`` when the whole proposal stands, ``correction`` when a token of it was rejected.
+        has_no_residual: the residual had lost its mass to rounding, so that the correction was drawn from p.
     """
 
     accepted: int
     next_token: int
     kind: Literal["bonus", "correction"]
+    has_no_residual: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +147,14 @@ class Round:
         confidence: the proposal's.
         finish_reason: why generation ended here; None when it did not.
         propose_s: seconds in the drafter, remembering included.
-        verify_s: seconds in a pass over anchor and proposal, and in the verifier.
-        target_s: the same where nothing was proposed (a plain decode, or the prefill).
+        target_s: seconds in a plain decode of the anchor and in the choice from its row (or in the prefill).
+        snapshot_s: seconds in saving the target's state, for commit paths that return to it.
+        verify_s: seconds in the verify pass and in the verifier.
         commit_s: seconds in the commit path, replay excluded.
-        replay_s: seconds in replay.
+        replay_s: seconds in replay, the return to the snapshot included.
         duration_s: seconds of the whole round.
+        decoded: 1 if the anchor had a plain decode of its own, 0 if it rode in the verify pass.
+        verify_rows: rows of the verify pass; 0 if there was none.
         replayed_tokens: tokens that were run again.
     """
 
@@ -136,10 +173,22 @@ class Round:
     propose_s: float = 0.0
     verify_s: float = 0.0
     target_s: float = 0.0
+    snapshot_s: float = 0.0
     commit_s: float = 0.0
     replay_s: float = 0.0
     duration_s: float = 0.0
+    decoded: int = 0
+    verify_rows: int = 0
     replayed_tokens: int = 0
+
+    @property
+    def commit_kind(self) -> CommitKind | None:
+        """How the verify pass's rows were committed: all or some adopted, or run again; None without such a pass."""
+        if self.verify_rows == 0:
+            return None
+        if self.replayed_tokens:
+            return "replay"
+        return "direct_full" if self.accepted + 1 - self.decoded == self.verify_rows else "direct_partial"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +247,9 @@ class Target(Protocol):
 
     def forward(self, tokens: Sequence[int]) -> TargetPass:
         """Runs tokens at positions ``offset ..``; their rows stay in the cache until trimmed."""
+
+    def verify(self, tokens: Sequence[int]) -> TargetPass:
+        """The same over drafted tokens: an engine may have other kernels for it, a cost table another price."""
 
     def trim(self, count: int) -> None:
         """Takes back the last ``count`` tokens exactly."""
@@ -265,30 +317,45 @@ class Verifier(Protocol):
         """
 
 
-Replayer = Callable[[Sequence[int]], TargetPass]
+Replayer = Callable[[Any, Sequence[int]], TargetPass]
+"""Returns the target to a snapshot and runs tokens from there; the loop counts and times what it does."""
 
 
 class Replay(Protocol):
     """How accepted tokens are run again when a commit path asks for it."""
+
+    kind: ReplayKind  # what a cost table charges for it
 
     def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
         """Runs tokens at the target's offset and returns their rows as one pass."""
 
 
 class CommitPath(Protocol):
-    """Makes the state end at what was emitted."""
+    """Makes the state end at what was emitted. Called after verify passes only: a plain decode leaves nothing to undo.
+
+    It can keep inputs of the pass and nothing else: a next token was never an input, so it has no row to adopt.
+    """
+
+    needs_snapshot: bool  # whether the loop is to save the target's state before the verify pass
 
     def commit(
-        self, target: Target, passed: TargetPass, inputs: tuple[int, ...], keep: int, replay: Replayer
+        self,
+        target: Target,
+        passed: TargetPass,
+        inputs: tuple[int, ...],
+        keep: int,
+        replay: Replayer,
+        snapshot: Any = None,
     ) -> TargetPass:
         """Keeps the first ``keep`` inputs of the verify pass, and returns the rows that now stand in the cache.
 
         Args:
             target: its cache holds all inputs.
             passed: the verify pass over them.
-            inputs: the anchor and the proposal.
+            inputs: what the pass ran: the proposal, the anchor before it in the folded loop.
             keep: 1..len(inputs).
-            replay: runs tokens again; the loop counts and times what it does.
+            replay: returns to a snapshot and runs tokens again.
+            snapshot: the state before the pass, if the path needs one.
         """
 
 

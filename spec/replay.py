@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import mlx.core as mx
 
-from spec.protocols import Target, TargetPass
+from spec.protocols import ReplayKind, Target, TargetPass
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReplay:
     """One plain decode a token: the arithmetic of plain decoding, at its price."""
+
+    kind: ClassVar[ReplayKind] = "token"
 
     def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
         """Runs at least one token; rows come back in order."""
@@ -25,6 +28,8 @@ class TokenReplay:
 @dataclass(frozen=True, kw_only=True)
 class BatchReplay:
     """One pass over all tokens: cheaper, with the arithmetic of a wide pass."""
+
+    kind: ClassVar[ReplayKind] = "batch"
 
     def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
         """Runs at least one token; rows come back in order."""

@@ -12,7 +12,7 @@ from spec.measure.records import read_summary
 
 WIDTH = 150  # where output goes to a file or a pipe, which has no width of its own
 COLUMNS = ("prompts", "tokens/s", "baseline", "speed-up", "tau", "accepted at", "exactness", "4-grams", "ms a round")
-PARTS = ("propose", "verify", "commit", "replay", "target", "other")
+PARTS = ("propose", "snapshot", "verify", "commit", "replay", "target", "other")
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
@@ -76,7 +76,7 @@ def time_split(account: Mapping[str, Any]) -> str:
     """Where a round's time went, parts that took none left out."""
     if not account["cycles"]:
         return "-"
-    each = {part: account["time_ms"][part] / account["cycles"] for part in PARTS}
+    each = {part: account["time_ms"].get(part, 0.0) / account["cycles"] for part in PARTS}
     return ", ".join(f"{part} {value:.2f}" for part, value in each.items() if value >= 0.005) or "-"
 
 

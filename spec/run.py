@@ -7,12 +7,13 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from spec.errors import UserError, one_line
-from spec.experiment import run_experiment
+from spec.experiment import finished_summary, run_experiment
 from spec.report import make_console, print_summary
 
 
@@ -22,8 +23,14 @@ def main() -> int:
 
     @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
     def job(config: DictConfig) -> float | None:
+        output = Path(HydraConfig.get().runtime.output_dir)
         try:
-            summary = run_experiment(config, Path(HydraConfig.get().runtime.output_dir), Console(stderr=True))
+            # A sweep that is started again in its own folder goes on where it was interrupted.
+            is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+            if is_sweep and (done := finished_summary(config, output)) is not None:
+                print(f"{output}: finished before with this configuration, skipped")
+                return done["tokens_per_s"]
+            summary = run_experiment(config, output, Console(stderr=True))
         except UserError as error:  # the other jobs of a sweep go on
             failed.append(error)
             _complain(error)

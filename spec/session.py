@@ -96,6 +96,10 @@ class TargetSession:
         mx.eval(logits, [layer.state for layer in self.cache], [] if features is None else features)
         return TargetPass(logits=logits[0], features=None if features is None else features[0])
 
+    def verify(self, tokens: Sequence[int]) -> TargetPass:
+        """Runs drafted tokens: here a pass like any other. Arguments and errors as in `forward`."""
+        return self.forward(tokens)
+
     def trim(self, count: int) -> None:
         """Takes back the last ``count`` tokens.
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from models.deepseek_v4 import Model
-from tests.random_checkpoint import write_checkpoint
+from tests.random_checkpoint import write_checkpoint, write_mtp
 from tests.random_models import random_model, tiny_config
 
 mx.set_default_device(mx.cpu)  # the backend on which passes of any width agree to the bit
@@ -32,4 +32,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random target, a random DSpark drafter and a tokenizer, laid out as what ships."""
     folder = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mtp_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random original MTP block for the target of `checkpoint`."""
+    folder = tmp_path_factory.mktemp("mtp")
+    write_mtp(folder)
     return folder

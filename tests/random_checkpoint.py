@@ -10,7 +10,7 @@ from mlx.utils import tree_map_with_path
 
 from models.dspark import DSparkConfig, Network
 from models.formats.checkpoint import checkpoint_tensors
-from tests.random_models import random_model, tiny_config
+from tests.random_models import random_model, random_mtp, tiny_config
 from tests.spec.tiny_text import save_tokenizer
 
 SIZES = {
@@ -43,3 +43,12 @@ def write_checkpoint(folder: Path) -> None:
     config["compress_ratios"] = [*target.args.compress_ratios, 0, 0]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_tokenizer(folder, size=96)
+
+
+def write_mtp(folder: Path) -> None:
+    """Fills a folder with the original MTP block of the same target, and no target."""
+    target = random_model(tiny_config(**SIZES))
+    mx.save_safetensors(str(folder / "mtp.safetensors"), checkpoint_tensors(random_mtp(target)))
+    config = {"model_type": "deepseek_v4", **dataclasses.asdict(target.args)}
+    config["compress_ratios"] = [*target.args.compress_ratios, 0]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

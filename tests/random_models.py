@@ -3,10 +3,12 @@
 import math
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.config import YarnScaling
+from models.mtp import Network as MTPNetwork
 
 TINY = {
     "vocab_size": 48,
@@ -39,18 +41,31 @@ def tiny_config(**changes: object) -> DeepseekV4Config:
 
 
 def random_model(config: DeepseekV4Config | None = None, seed: int = 0) -> Model:
-    """A model in evaluation mode whose every parameter is random, in the sizes that trained ones have.
+    """A model in evaluation mode whose every parameter is random."""
+    model = Model(config or tiny_config())
+    fill_randomly(model, model.args, seed)
+    return model
+
+
+def random_mtp(target: Model, seed: int = 3) -> MTPNetwork:
+    """An MTP block for a target, likewise."""
+    network = MTPNetwork(target)
+    fill_randomly(network, network.config, seed)
+    return network
+
+
+def fill_randomly(model: nn.Module, config: DeepseekV4Config, seed: int) -> None:
+    """Random parameters in the sizes that trained ones have, and evaluation mode.
 
     Tables, sinks, position biases and hyper-connection bases are far from zero: zeros there would hide errors.
     """
-    model = Model(config or tiny_config())
     keys = iter(mx.random.split(mx.random.key(seed), 1000))
     weights = []
     for name, array in tree_flatten(model.parameters()):
         normal = mx.random.normal(array.shape, key=next(keys))
         leaf = name.rsplit(".", 1)[-1]
         if leaf == "tid2eid":
-            scores = mx.random.uniform(shape=(array.shape[0], model.args.n_routed_experts), key=next(keys))
+            scores = mx.random.uniform(shape=(array.shape[0], config.n_routed_experts), key=next(keys))
             value = mx.argsort(scores, axis=-1)[:, : array.shape[1]].astype(array.dtype)
         elif leaf == "attn_sink" or name == "embed.weight":
             value = normal
@@ -69,7 +84,7 @@ def random_model(config: DeepseekV4Config | None = None, seed: int = 0) -> Model
         weights.append((name, value))
     model.load_weights(weights)
     mx.eval(model.parameters())
-    return model.eval()
+    model.eval()
 
 
 def random_tokens(count: int, vocab_size: int = TINY["vocab_size"], batch: int = 1, seed: int = 0) -> mx.array:

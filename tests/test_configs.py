@@ -9,15 +9,16 @@ from omegaconf import OmegaConf
 import configs
 from spec.blocks import FixedBlock
 from spec.errors import UserError
+from spec.measure import CostTable
 from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
 from spec.prompts import load_prompts
 
 FOLDER = Path(configs.__file__).parent
-NO_PARTS = ("experiment", "prompts")
+NO_PARTS = ("experiment", "prompts", "recording")
 CHOICES = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml") if path.parent.name not in NO_PARTS)
 EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"))
 PROMPTS = sorted(path.stem for path in (FOLDER / "prompts").glob("*.yaml") if path.stem != "file")
-GROUPS = {"target", "drafter", "verifier", "loop", "commit", "replay", "block"}
+GROUPS = {"target", "drafter", "verifier", "loop", "commit", "replay", "block", "costs"}
 
 
 def composed(*overrides: str):
@@ -30,8 +31,16 @@ def test_no_group_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_makes_a_loop(checkpoint: Path, group: str, choice: str) -> None:
-    config = composed(f"{group}={choice}", f"target.path={checkpoint}")
+def test_every_choice_makes_a_loop(
+    checkpoint: Path, mtp_checkpoint: Path, tmp_path: Path, group: str, choice: str
+) -> None:
+    elsewhere = {"mtp": mtp_checkpoint, "language_model": checkpoint}  # drafters that are not beside the target
+    paths = [f"drafter.path={elsewhere[choice]}"] if choice in elsewhere else []
+    costs = ["costs=m5_max"] if group == "block" else []  # some policies weigh costs
+    if choice == "this_machine":  # measured elsewhere, and then in a file
+        CostTable(name="x", passes={1: 1.0}, propose={0: 0.1}).save(tmp_path / "costs.yaml")
+        costs = [f"costs.path={tmp_path / 'costs.yaml'}"]
+    config = composed(f"{group}={choice}", f"target.path={checkpoint}", *paths, *costs)
     check_complete(config)
     target = as_yaml(config.target)
     drafter = load_drafter(as_yaml(config.drafter), target)
@@ -74,6 +83,7 @@ def test_the_defaults_of_the_design() -> None:
     assert (config.repeats, config.max_tokens, config.baseline, config.seed) == (3, 128, True, 0)
     assert config.block.gamma == 5
     assert config.sampling.temperature == 0
+    assert (config.clock, config.costs) == ("wall", None)
     assert "experiment" not in config
 
 

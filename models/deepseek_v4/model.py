@@ -9,6 +9,9 @@ from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.hyper_connection import HyperHead
 from models.deepseek_v4.probe import Probe
 
+STREAMS = -1
+"""The tap that stands for the raw streams after the last layer, side by side: what the head collapses."""
+
 
 class Model(nn.Module):
     """DeepSeek-V4: ``model(tokens, cache=cache) -> logits``.
@@ -41,11 +44,13 @@ class Model(nn.Module):
         Args:
             tokens: (B, T) int, at positions ``offset ..`` of the cache.
             cache: from `make_cache`, updated; None for a sequence that starts here.
-            taps: layers whose output is wanted, streams averaged (the capture point of DSpark on V4).
+            taps: layers whose output is wanted, streams averaged (the capture point of DSpark on V4); `STREAMS` for the
+                last layer's N streams as they are.
             probe: collects what training needs.
 
         Returns:
-            Logits (B, T, V) float32; with taps also features (B, T, len(taps) * H), in the order of ``taps``.
+            Logits (B, T, V) float32; with taps also features (B, T, len(taps) * H), in the order of ``taps``, where
+            `STREAMS` takes N * H.
         """
         x = self.embed(tokens)
         streams = mx.broadcast_to(x[:, :, None], (*x.shape[:2], self.args.hc_mult, x.shape[-1]))
@@ -54,6 +59,7 @@ class Model(nn.Module):
             streams = layer(streams, tokens, cache[number] if cache else None, probe)
             if number in taps:
                 tapped[number] = streams.astype(mx.float32).mean(axis=2).astype(streams.dtype)
+        tapped[STREAMS] = streams.flatten(-2)
         logits = self.head(self.norm(self.hc_head(streams))).astype(mx.float32)
         if not taps:
             return logits

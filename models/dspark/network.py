@@ -4,6 +4,7 @@ Source: DSpark paper (arXiv 2607.05147) section 3; DeepSeek-V4-Flash's checkpoin
 are grouped as the checkpoint stores them: ``main_proj``/``main_norm`` in the first stage, norm and heads in the last.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -136,14 +137,23 @@ class Network(nn.Module):
         hidden = output.hidden if self.config.confidence_input == "pre_norm" else output.normed
         return self.mtp[-1].confidence_head(hidden, embedded)
 
-    def draft(self, anchor: mx.array, position: int, context: list[mx.array], gamma: int | None = None) -> DraftOutput:
-        """Proposes by argmax: each row's logits plus the Markov bias of the token before it.
+    def draft(
+        self,
+        anchor: mx.array,
+        position: int,
+        context: list[mx.array],
+        gamma: int | None = None,
+        choose: Callable[[mx.array], mx.array] | None = None,
+    ) -> DraftOutput:
+        """Proposes a chain of tokens: each row's logits plus the Markov bias of the token before it.
 
         The backbone always runs its whole block, which is what it was trained on; ``gamma`` cuts the result.
 
         Args:
             anchor: (B,) int. position: of the anchor. context: (B, C, d) a stage, C = min(window, position).
             gamma: tokens wanted, at most ``block_size``; None for all.
+            choose: from a row's logits (B, V) float32 to its token (B,), which the next row then follows; called in
+                order. None takes the argmax.
         """
         gamma = self.block_size if gamma is None else gamma
         output = self.block(anchor, position, context)
@@ -151,7 +161,8 @@ class Network(nn.Module):
         for row in range(gamma):
             embeddings.append(self.markov_head.embed(previous))
             logits.append(output.logits[:, row] + self.markov_head.bias(embeddings[-1]))
-            previous = mx.argmax(logits[-1], axis=-1).astype(mx.int32)
+            chosen = mx.argmax(logits[-1], axis=-1) if choose is None else choose(logits[-1])
+            previous = chosen.astype(mx.int32)
             tokens.append(previous)
         cut = BlockOutput(
             hidden=output.hidden[:, :gamma], normed=output.normed[:, :gamma], logits=output.logits[:, :gamma]

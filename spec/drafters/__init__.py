@@ -1,8 +1,10 @@
 """Drafters: what proposes tokens, and remembers the committed ones."""
 
 from spec.drafters.dspark import DSparkDrafter
+from spec.drafters.language_model import LanguageModelDrafter
+from spec.drafters.mtp import MTPDrafter
 from spec.drafters.ngram import NgramDrafter
 from spec.drafters.none import NoneDrafter
 from spec.drafters.oracle import OracleDrafter
 
-__all__ = ["DSparkDrafter", "NgramDrafter", "NoneDrafter", "OracleDrafter"]
+__all__ = ["DSparkDrafter", "LanguageModelDrafter", "MTPDrafter", "NgramDrafter", "NoneDrafter", "OracleDrafter"]

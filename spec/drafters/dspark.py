@@ -6,24 +6,39 @@ block itself are the network's own and never come here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import DraftSampler, Draws, Sampling
 
 
 class DSparkDrafter:
-    """Drafts a block by the network's argmax chain, with a confidence a token.
+    """Drafts a block by the network's chain, each token after the one before it, with a confidence a token.
 
     Args:
         network: with ``block_size``, ``window``, ``taps``, ``context_rows(features, offset)`` and ``draft(...)``, as
             ``models.load_dspark`` returns it.
+        proposal: ``argmax``, or ``sampled`` from the softmax of the chain's rows.
+        temperature: of that softmax; not used by ``argmax``.
+
+    Raises:
+        UserError: another proposal, or sampled drafts without a temperature above 0.
     """
 
-    def __init__(self, network: Any) -> None:
+    def __init__(
+        self, network: Any, *, proposal: Literal["argmax", "sampled"] = "argmax", temperature: float = 1.0
+    ) -> None:
+        if proposal not in ("argmax", "sampled"):
+            raise UserError(f"drafter.proposal must be argmax or sampled, got {proposal!r}")
+        self.sampling = Sampling(temperature=temperature) if proposal == "sampled" else None
+        if self.sampling is not None and self.sampling.is_greedy:
+            raise UserError(
+                f"drafter.proposal=sampled needs drafter.temperature above 0, got {temperature}: set it (by default it "
+                "is sampling.temperature), or choose drafter.proposal=argmax"
+            )
         self.network = network
         self.taps: tuple[int, ...] = tuple(network.taps)
         self.max_gamma: int | None = network.block_size
@@ -32,7 +47,12 @@ class DSparkDrafter:
 
     @classmethod
     def load(
-        cls, target: Any, load_network: Callable[..., Any], path: str | None = None, quant: str | None = None
+        cls,
+        target: Any,
+        load_network: Callable[..., Any],
+        path: str | None = None,
+        quant: str | None = None,
+        **options: Any,
     ) -> "DSparkDrafter":
         """Loads the network of a checkpoint.
 
@@ -41,6 +61,7 @@ class DSparkDrafter:
             load_network: ``models.load_dspark``, given by the configuration so that ``spec`` needs no model code.
             path: the drafter's checkpoint; None takes the one beside the target.
             quant: format to quantise the network to; None keeps the checkpoint's.
+            **options: the drafter's own, ``proposal`` and ``temperature``.
 
         Raises:
             UserError: no path is given and the target came from none.
@@ -48,7 +69,7 @@ class DSparkDrafter:
         source = path or target.path
         if source is None:
             raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
-        return cls(load_network(source, target=target, quant=quant))
+        return cls(load_network(source, target=target, quant=quant), **options)
 
     def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
         """Forgets all rows."""
@@ -87,9 +108,19 @@ class DSparkDrafter:
         """
         if position != self._length:
             raise ValueError(f"the anchor must stand at {self._length}, after the observed tokens, got {position}")
-        drafted = self.network.draft(mx.array([anchor], dtype=mx.int32), position, list(self._rows), gamma)
+        sampler = None if self.sampling is None else DraftSampler(draws, position, self.sampling)
+        choose = None if sampler is None else lambda logits: sampler.draw(logits[0])[None]
+        drafted = self.network.draft(mx.array([anchor], dtype=mx.int32), position, list(self._rows), gamma, choose)
         mx.eval(drafted.tokens, drafted.confidence)
-        return Proposal(tokens=tuple(drafted.tokens[0].tolist()), confidence=tuple(drafted.confidence[0].tolist()))
+        # Every c_k is a function of the tokens before k, so asking now decides as asking before each draw would, and
+        # costs one evaluation a block.
+        count, confidence = _admitted(tuple(drafted.confidence[0].tolist()), admits)
+        if count == 0:
+            reason = f"the block policy refused the first token at confidence {confidence[0]:.3f}"
+            return Proposal(confidence=confidence, reason=reason)
+        if sampler is not None:
+            return Proposal.sampled(sampler.part(0, count), confidence)
+        return Proposal(tokens=tuple(drafted.tokens[0, :count].tolist()), confidence=confidence)
 
     @property
     def context(self) -> tuple[mx.array, ...]:
@@ -103,3 +134,12 @@ class DSparkDrafter:
     def restore(self, snapshot: tuple[tuple[mx.array, ...], int]) -> None:
         """Returns to a snapshot."""
         self._rows, self._length = snapshot
+
+
+def _admitted(confidence: tuple[float, ...], admits: Admits | None) -> tuple[int, tuple[float, ...]]:
+    """How many tokens are admitted, left to right up to the first refusal, and the confidences asked about."""
+    for count in range(len(confidence)):
+        asked = confidence[: count + 1]
+        if admits is not None and not admits(asked):
+            return count, asked
+    return len(confidence), confidence

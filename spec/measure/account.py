@@ -1,14 +1,22 @@
 """The cost account of a run, in the names that ds4's stats line made known (``dspark.md`` c.4).
 
-ds4 counts *cycles*: an ordinary decode of a token already chosen (the first token), then perhaps a block. The
-convention for the folded loop, where the anchor rides in the verify pass:
+ds4 counts *cycles*: an ordinary decode of a token already chosen (the first token), then perhaps a block. Both loops
+are counted so:
 
 - every round is a cycle, and its first token is its anchor; so emitted tokens = cycles + tail_skips + accepted_draft,
   and one more for each generation that ended with a next token, which never became an anchor (``num_pending``);
-- a round that proposed nothing spends ``target`` time, one that did spends ``verify`` time for anchor and drafts
-  together;
-- what a drafted round saved is what plain decoding, by the baseline of the same prompt, would have paid for its
-  accepted drafts *and its anchor*: the pass did the anchor's work too. ds4's own ``saved`` counts accepted drafts only.
+- a round of the separate loop spends ``target`` time on its anchor, and ``verify`` time if its first draft was right. A
+  round of the folded loop spends ``target`` time if it proposed nothing, else ``verify`` time for anchor and drafts
+  together.
+
+What was saved is told twice.
+
+- ``saved`` is ds4's estimate, round by round, of what the work of the verify pass would have cost as plain decodes. In
+  the separate loop, as in ds4: accepted drafts, each at the price of that round's own decode. In the folded loop the
+  pass did the anchor's work too, and there is no such decode: accepted drafts and the anchor of every drafted round,
+  each at the baseline's price. ``net_saved`` = saved - spec_total - propose.
+- ``wall_saved`` counts everything: the wall time that the baseline of the same prompt takes for as many tokens
+  (``baseline_wall``), minus this run's (``wall``).
 """
 
 from collections import Counter
@@ -17,9 +25,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from spec.generation import Generation
+from spec.protocols import Round
 
 OUTCOMES = ("full", "partial", "miss_first", "no_draft", "no_room", "invalid", "verifier_unavailable", "errors")
-TIMERS = ("propose", "snapshot", "verify", "replay", "commit", "spec_total", "target", "other", "saved", "net_saved")
+TIMERS = (
+    *("propose", "snapshot", "verify", "replay", "commit", "spec_total", "target", "other"),
+    *("saved", "net_saved", "wall", "baseline_wall", "wall_saved"),
+)
+PARTS_OF_SPEC = ("snapshot", "verify", "replay", "commit")
 TOLERANCE_MS = 1e-3  # ds4 prints milliseconds with three digits
 
 
@@ -41,11 +54,14 @@ class Account:
         scheduler_skips: rounds in which the block policy judged that drafting does not pay.
         tail_skips: plain rounds near the end of the budget, which are no cycles.
         verifier_unavailable, errors: ds4's; 0 where a loop has no such thing.
+        verify_calls: verify passes.
+        direct_full_commits, direct_partial_commits: of those, the ones whose rows were all or in part adopted.
+        replay_fallbacks: of those, the ones whose accepted tokens were run again. replayed_tokens: how many those were.
         num_tokens: emitted tokens. num_pending: of those, next tokens that never became an anchor.
         draft_len_hist: drafted rounds by tokens proposed. accepted_len_hist: all rounds by drafts accepted.
         time_ms: ``propose, snapshot, verify, replay, commit, target, other`` are times; ``spec_total`` = snapshot +
-            verify + replay + commit; ``saved`` and ``net_saved`` = saved - spec_total - propose are None without a
-            baseline. ``other`` is the rest of the rounds' wall time.
+            verify + replay + commit; ``other`` is the rest of the rounds' time, ``wall`` all of it; for ``saved,
+            net_saved, baseline_wall, wall_saved`` see above, None where there is no baseline to compare with.
 
     Raises:
         IdentityError: an identity of ``dspark.md`` c.4 does not hold.
@@ -65,6 +81,11 @@ class Account:
     tail_skips: int
     errors: int
     verifier_unavailable: int
+    verify_calls: int
+    direct_full_commits: int
+    direct_partial_commits: int
+    replay_fallbacks: int
+    replayed_tokens: int
     num_tokens: int
     num_pending: int
     draft_len_hist: Mapping[int, int]
@@ -94,6 +115,8 @@ class Account:
         in_accepted_hist = sum(length * count for length, count in accepted.items())
         emitted = self.cycles + self.tail_skips + self.accepted_draft + self.num_pending
         parts = sum(time[name] or 0.0 for name in ("snapshot", "verify", "replay"))
+        commits = self.direct_full_commits + self.direct_partial_commits + self.replay_fallbacks
+        verified = self.full + self.partial
         rows = [
             ("cycles = sum of outcomes", self.cycles == by_outcome, f"{self.cycles} and {by_outcome}"),
             ("first_tokens = cycles", self.first_tokens == self.cycles, f"{self.first_tokens} and {self.cycles}"),
@@ -134,6 +157,17 @@ class Account:
                 f"{self.num_tokens} and {emitted}",
             ),
             (
+                "full + partial <= verify_calls <= full + partial + miss_first",
+                verified <= self.verify_calls <= verified + self.miss_first,
+                f"{self.verify_calls} and {verified} to {verified + self.miss_first}",
+            ),
+            ("verify_calls = sum of commits", self.verify_calls == commits, f"{self.verify_calls} and {commits}"),
+            (
+                "replay_fallbacks <= replayed_tokens",
+                self.replay_fallbacks <= self.replayed_tokens,
+                f"{self.replay_fallbacks} and {self.replayed_tokens}",
+            ),
+            (
                 "spec_total >= snapshot + verify + replay",
                 time["spec_total"] >= parts - TOLERANCE_MS,
                 f"{time['spec_total']} and {parts}",
@@ -143,6 +177,14 @@ class Account:
             net = time["saved"] - time["spec_total"] - time["propose"]
             is_held = abs(net - time["net_saved"]) <= TOLERANCE_MS
             rows.append(("net_saved = saved - spec_total - propose", is_held, f"{time['net_saved']} and {net}"))
+        if time.get("wall") is not None:  # ds4's line has none
+            wall = sum(time[name] for name in ("propose", "spec_total", "target", "other"))
+            is_held = abs(wall - time["wall"]) <= TOLERANCE_MS
+            rows.append(("wall = propose + spec_total + target + other", is_held, f"{time['wall']} and {wall}"))
+        if time.get("wall_saved") is not None:
+            left = time["baseline_wall"] - time["wall"]
+            is_held = abs(left - time["wall_saved"]) <= TOLERANCE_MS
+            rows.append(("wall_saved = baseline_wall - wall", is_held, f"{time['wall_saved']} and {left}"))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -154,17 +196,20 @@ class Account:
 
 
 def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float | None]) -> Account:
-    """The account of some generations of the folded loop. Prefills count in nothing.
+    """The account of some generations, of either loop. Prefills count in nothing.
 
     Args:
         generations: one a prompt and repeat.
         baseline_ms: for each, milliseconds a token of plain decoding on the same prompt; None if not measured.
 
     Raises:
-        IdentityError: as `Account`.
+        IdentityError: as `Account`, or a round contradicts itself.
     """
     every_round = [item for generation in generations for item in generation.rounds]
+    for item in every_round:
+        check_round(item)
     rounds = [item for item in every_round if item.outcome != "tail_skip"]  # ds4 counts these outside its cycles
+    commits = Counter(item.commit_kind for item in rounds)
     outcomes = Counter(item.outcome for item in rounds)
     lasts = [(generation.prefill, *generation.rounds)[-1] for generation in generations]
     return Account(
@@ -174,6 +219,11 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
         accepted_draft=sum(item.accepted for item in rounds),
         scheduler_skips=sum(item.skip == "scheduler" for item in rounds),
         tail_skips=len(every_round) - len(rounds),
+        verify_calls=sum(item.verify_rows > 0 for item in rounds),
+        direct_full_commits=commits["direct_full"],
+        direct_partial_commits=commits["direct_partial"],
+        replay_fallbacks=commits["replay"],
+        replayed_tokens=sum(item.replayed_tokens for item in rounds),
         num_tokens=sum(len(generation.tokens) for generation in generations),
         num_pending=sum(last.kind != "none" for last in lasts),
         draft_len_hist=Counter(len(item.proposed) for item in rounds if item.proposed),
@@ -183,22 +233,64 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
     )
 
 
+def check_round(item: Round) -> None:
+    """Refuses a round whose counts contradict each other, so that none is ever recorded.
+
+    Raises:
+        IdentityError: more was accepted than proposed or emitted, or the tokens do not add up.
+    """
+    emitted, accepted = len(item.tokens), item.accepted
+    rows = [
+        ("accepted <= proposed", accepted <= len(item.proposed), f"{accepted} and {len(item.proposed)}"),
+        ("accepted <= emitted", accepted <= emitted, f"{accepted} and {emitted}"),
+        (
+            "emitted = accepted, and 1 for a next token",
+            emitted == accepted + (item.kind != "none"),
+            f"{emitted} and {accepted} with kind {item.kind}",
+        ),
+        (
+            "proposed <= gamma",
+            len(item.proposed) <= item.gamma or not item.proposed,
+            f"{len(item.proposed)} and {item.gamma}",
+        ),
+        (
+            "a reason exactly where nothing was proposed",
+            bool(item.proposed) != bool(item.reason),
+            f"{len(item.proposed)} proposed and {item.reason!r}",
+        ),
+    ]
+    for name, is_held, values in rows:
+        if not is_held:
+            raise IdentityError(f"round {item.index}: {name} does not hold: {values}")
+
+
 def _times(generations: Sequence[Generation], baseline_ms: Sequence[float | None]) -> dict[str, float | None]:
     rounds = [item for generation in generations for item in generation.rounds]
     times: dict[str, float | None] = {
         name: 1000 * sum(getattr(item, f"{name}_s") for item in rounds)
-        for name in ("propose", "verify", "replay", "commit", "target")
+        for name in ("propose", "snapshot", "verify", "replay", "commit", "target")
     }
-    times["snapshot"] = 0.0  # the folded loop's state needs none: rollback is a counter
-    times["other"] = 1000 * sum(item.duration_s for item in rounds) - sum(times.values())
-    times["spec_total"] = times["snapshot"] + times["verify"] + times["replay"] + times["commit"]
-    times["saved"] = times["net_saved"] = None
-    if None not in baseline_ms:
-        times["saved"] = sum(
-            (item.accepted + 1) * ms
-            for generation, ms in zip(generations, baseline_ms, strict=True)
-            for item in generation.rounds
-            if item.proposed
-        )
-        times["net_saved"] = times["saved"] - times["spec_total"] - times["propose"]
-    return {name: times[name] for name in TIMERS}
+    times["wall"] = 1000 * sum(item.duration_s for item in rounds)
+    times["other"] = times["wall"] - sum(times[name] for name in (*PARTS_OF_SPEC, "propose", "target"))
+    times["spec_total"] = sum(times[name] for name in PARTS_OF_SPEC)
+    pairs = list(zip(generations, baseline_ms, strict=True))
+    saved = [_saved(item, ms) for generation, ms in pairs for item in generation.rounds if item.proposed]
+    times["saved"] = None if None in saved else sum(saved)
+    times["baseline_wall"] = None if None in baseline_ms else sum(_plain(generation, ms) for generation, ms in pairs)
+    is_known = times["saved"] is not None
+    times["net_saved"] = times["saved"] - times["spec_total"] - times["propose"] if is_known else None
+    is_known = times["baseline_wall"] is not None
+    times["wall_saved"] = times["baseline_wall"] - times["wall"] if is_known else None
+    return {name: None if times[name] is None else round(times[name], 6) for name in TIMERS}
+
+
+def _saved(item: Round, baseline_ms: float | None) -> float | None:
+    """What the pass of a drafted round did, in milliseconds of plain decoding."""
+    if item.decoded:
+        return 1000 * item.accepted * item.target_s
+    return None if baseline_ms is None else (item.accepted + 1) * baseline_ms
+
+
+def _plain(generation: Generation, baseline_ms: float) -> float:
+    """Milliseconds that plain decoding takes for the tokens after the first."""
+    return baseline_ms * (len(generation.tokens) - len(generation.prefill.tokens))

@@ -6,8 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
+from spec.clock import PARTS
 from spec.errors import UserError
 from spec.generation import Generation
+from spec.measure.account import check_round
 from spec.protocols import Round
 
 Mode = Literal["baseline", "speculative"]
@@ -15,7 +17,12 @@ ROUNDS, RUNS, SUMMARY = "rounds.jsonl", "runs.jsonl", "summary.json"
 
 
 def round_record(prompt_id: str, repeat: int, item: Round) -> dict[str, Any]:
-    """A line of ``rounds.jsonl``. ``position`` is the anchor's; ``round`` counts from 1 after the prefill."""
+    """A line of ``rounds.jsonl``. ``position`` is the anchor's; ``round`` counts from 1 after the prefill.
+
+    Raises:
+        IdentityError: the round contradicts itself, for example with more tokens accepted than emitted.
+    """
+    check_round(item)
     return {
         "prompt_id": prompt_id,
         "repeat": repeat,
@@ -28,13 +35,17 @@ def round_record(prompt_id: str, repeat: int, item: Round) -> dict[str, Any]:
         "confidence": None if item.confidence is None else list(item.confidence),
         "outcome": item.outcome,
         "reason": item.reason,
-        "propose_ms": 1000 * item.propose_s,
-        "verify_ms": 1000 * item.verify_s,
-        "commit_ms": 1000 * item.commit_s,
-        "replay_ms": 1000 * item.replay_s,
-        "target_ms": 1000 * item.target_s,
+        "skip": item.skip,
+        "commit": item.commit_kind,
+        "verify_rows": item.verify_rows,
+        **{f"{part}_ms": milliseconds(getattr(item, f"{part}_s")) for part in PARTS},
         "replayed_tokens": item.replayed_tokens,
     }
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as milliseconds, to the nanosecond: clocks tell no more, and sums of a virtual one stay tidy."""
+    return round(1000 * seconds, 6)
 
 
 def run_record(
@@ -47,8 +58,12 @@ def run_record(
     text: str,
     prompt_tokens: int,
     peak_memory_gb: float,
+    is_prefill_timed: bool = True,
 ) -> dict[str, Any]:
-    """A line of ``runs.jsonl``. ``tokens_per_s`` is of decoding after the first token, which the prefill yields."""
+    """A line of ``runs.jsonl``. ``tokens_per_s`` is of decoding after the first token, which the prefill yields.
+
+    ``is_prefill_timed`` is False on a virtual clock, whose table prices no prompt.
+    """
     return {
         "prompt_id": prompt_id,
         "class": prompt_class,
@@ -59,7 +74,7 @@ def run_record(
         "finish_reason": generation.finish_reason,
         "tokens_per_s": generation.tokens_per_s,
         "prefill_tokens_per_s": prompt_tokens / generation.prefill.duration_s
-        if generation.prefill.duration_s
+        if is_prefill_timed and generation.prefill.duration_s
         else None,
         "peak_memory_gb": peak_memory_gb,
     }
@@ -67,6 +82,8 @@ def run_record(
 
 class RunFolder:
     """Writes a run's records, a flushed line at a time, so that a killed run keeps its rounds.
+
+    A summary that an earlier run left in the folder is removed first: there is one only where a run has ended.
 
     Args:
         path: the folder, made if needed.
@@ -79,6 +96,7 @@ class RunFolder:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / SUMMARY).unlink(missing_ok=True)
             self._rounds: TextIO = (self.path / ROUNDS).open("w", encoding="utf-8")
             self._runs: TextIO = (self.path / RUNS).open("w", encoding="utf-8")
         except OSError as error:

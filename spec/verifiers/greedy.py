@@ -7,26 +7,13 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling, check_rows
-
-
-def match_prefix(drafted: tuple[int, ...], wanted: list[int]) -> Verdict:
-    """Accepts the longest prefix that equals what the target wanted, and takes the target's token after it.
-
-    Args:
-        drafted: G tokens.
-        wanted: G + 1 tokens, the target's own choice at each row.
-    """
-    accepted = 0
-    while accepted < len(drafted) and drafted[accepted] == wanted[accepted]:
-        accepted += 1
-    kind = "bonus" if accepted == len(drafted) else "correction"
-    return Verdict(accepted=accepted, next_token=wanted[accepted], kind=kind)
+from spec.sampling import Draws, Sampling
+from spec.verifiers.rows import processed_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyVerifier:
-    """Emits the argmax of every row (lowest id on a tie), as greedy decoding does.
+    """Emits the argmax of every row's processed logits (lowest id on a tie), as greedy decoding does.
 
     Attributes:
         sampling: the processed distribution; must be greedy.
@@ -41,7 +28,7 @@ class GreedyVerifier:
         if not self.sampling.is_greedy:
             raise UserError(
                 f"verifier=greedy takes the argmax, sampling.temperature is {self.sampling.temperature}: choose "
-                "verifier=sample_match, or set sampling.temperature to 0"
+                "verifier=sample_match, b2 or block, or set sampling.temperature to 0"
             )
 
     def accept(
@@ -57,5 +44,10 @@ class GreedyVerifier:
         Raises:
             ValueError: a row has no finite maximum.
         """
-        check_rows(target_logits)
-        return match_prefix(proposal.tokens, mx.argmax(target_logits, axis=-1).tolist())
+        logits = processed_rows(self.sampling, proposal, target_logits, committed)
+        wanted = mx.argmax(logits, axis=-1).tolist()
+        accepted = 0
+        while accepted < len(proposal.tokens) and proposal.tokens[accepted] == wanted[accepted]:
+            accepted += 1
+        kind = "bonus" if accepted == len(proposal.tokens) else "correction"
+        return Verdict(accepted=accepted, next_token=wanted[accepted], kind=kind)

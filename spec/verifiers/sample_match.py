@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling, check_rows
-from spec.verifiers.greedy import match_prefix
+from spec.sampling import Draws, Sampling
+from spec.verifiers.rows import target_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,17 @@ class SampleMatchVerifier:
         draws: Draws,
         committed: Sequence[int] = (),
     ) -> Verdict:
-        """See `spec.protocols.Verifier`. Forces evaluation: the next step depends on the draws.
+        """See `spec.protocols.Verifier`. Forces evaluation a row at a time: no token is drawn that is not emitted.
 
         Raises:
             ValueError: a row has no finite maximum.
         """
-        check_rows(target_logits)
-        logprobs = self.sampling.logprobs(target_logits)
-        # One key a row: a shared key would tie a draw to the block that it fell into.
-        drawn = [
-            mx.random.categorical(logprobs[row], key=draws.key(position + row, "target"))
-            for row in range(logprobs.shape[0])
-        ]
-        return match_prefix(proposal.tokens, mx.stack(drawn).tolist())
+        logprobs = target_rows(self.sampling, proposal, target_logits, committed)
+        for accepted, drafted in enumerate(proposal.tokens):
+            token = int(draws.categorical(logprobs[accepted], position + accepted, "target"))
+            if token != drafted:
+                # y itself is emitted: a second draw after the mismatch would count p(x) twice.
+                return Verdict(accepted=accepted, next_token=token, kind="correction")
+        count = len(proposal.tokens)
+        token = int(draws.categorical(logprobs[count], position + count, "target"))
+        return Verdict(accepted=count, next_token=token, kind="bonus")

@@ -16,11 +16,12 @@ from spec import (
     PrefixCommit,
     Proposal,
     Round,
+    SpeculativeLoop,
     TargetPass,
     TargetSession,
     TokenReplay,
 )
-from spec.protocols import Drafter, Replayer, Target
+from spec.protocols import Drafter, Target
 
 
 class ScriptedTarget:
@@ -53,6 +54,9 @@ class ScriptedTarget:
         wanted = [self.script[position + 1] for position in range(first, len(self.rows))]
         logits = (mx.arange(self.vocab_size) == mx.array(wanted)[:, None]).astype(mx.float32)
         return TargetPass(logits=logits, features=mx.array(self.rows[first:], dtype=mx.float32)[:, None])
+
+    def verify(self, tokens: Sequence[int]) -> TargetPass:
+        return self.forward(tokens)
 
     def trim(self, count: int) -> None:
         assert count <= self.max_rollback
@@ -107,17 +111,6 @@ class WrongDrafter(NoneDrafter):
         return Proposal(tokens=tuple(tokens)) if tokens else Proposal(reason="the plan ends")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RollbackCommit:
-    """Takes back the whole pass and replays what stands: the costly path, here to exercise replay through the loop."""
-
-    def commit(
-        self, target: Target, passed: TargetPass, inputs: tuple[int, ...], keep: int, replay: Replayer
-    ) -> TargetPass:
-        target.trim(len(inputs))
-        return replay(inputs[:keep])
-
-
 @dataclass(kw_only=True)
 class SpyBlock:
     """A fixed block that remembers the rounds it was told of."""
@@ -148,7 +141,13 @@ class SpyBlock:
         del self.seen[snapshot:]
 
 
-def make_loop(target: Target, drafter: Drafter | None = None, gamma: int = 0, **parts: Any) -> FoldedLoop:
+def make_loop(
+    target: Target,
+    drafter: Drafter | None = None,
+    gamma: int = 0,
+    shape: type[SpeculativeLoop] = FoldedLoop,
+    **parts: Any,
+) -> SpeculativeLoop:
     """A loop with default parts where none are given."""
     defaults = {
         "verifier": GreedyVerifier(),
@@ -156,7 +155,7 @@ def make_loop(target: Target, drafter: Drafter | None = None, gamma: int = 0, **
         "replay": TokenReplay(),
         "block": FixedBlock(gamma=gamma),
     }
-    return FoldedLoop(target=target, drafter=drafter or NoneDrafter(), **(defaults | parts))
+    return shape(target=target, drafter=drafter or NoneDrafter(), **(defaults | parts))
 
 
 def session(model: Any, drafter: Drafter | None = None, gamma: int = 5, **options: Any) -> TargetSession:

@@ -1,13 +1,16 @@
 """The user's limits hold inside a block: nothing is emitted after, the cache ends there, the reason says which."""
 
+from itertools import product
+
 import pytest
 
-from spec import UserError, collect
+from spec import FoldedLoop, FullOnlyCommit, PrefixCommit, RollbackCommit, SeparateLoop, UserError, collect
 from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
 
 SCRIPT = tuple(range(2, 32)) * 3  # no token twice within any block
 PROMPT = SCRIPT[:4]
 GAMMA = 5
+COMMITS = (PrefixCommit(), FullOnlyCommit(), RollbackCommit())
 
 
 class StopAt:
@@ -21,17 +24,24 @@ class StopAt:
 
 
 def run(count: int, wrong: frozenset[int] = frozenset(), context: int = 10_000, gamma: int = GAMMA, **limits):
-    """Runs with limits; plain decoding under the same limits must give the same tokens and reason."""
+    """Runs with limits, in every loop shape and commit path; plain decoding must give the same tokens and reason.
+
+    Returns:
+        The output of the folded loop that adopts prefixes, its target and its drafter.
+    """
     outputs = []
-    for size in (0, gamma):
+    for shape, commit, size in product((FoldedLoop, SeparateLoop), COMMITS, (0, gamma)):
         target = ScriptedTarget(SCRIPT, context=context)
         drafter = PlannedDrafter(SCRIPT, wrong)
-        done = collect(make_loop(target, drafter, size).rounds(PROMPT, max_tokens=count, **limits))
+        loop = make_loop(target, drafter, size, shape, commit=commit)
+        done = collect(loop.rounds(PROMPT, max_tokens=count, **limits))
+        assert_ends_at_output(done, target, drafter)
         outputs.append((done, target, drafter))
-    (plain, _, _), (done, target, drafter) = outputs
-    assert done.tokens == plain.tokens == SCRIPT[4 : 4 + len(done.tokens)]
-    assert done.finish_reason == plain.finish_reason
-    return done, target, drafter
+    plain = outputs[0][0]
+    for done, _, _ in outputs:
+        assert done.tokens == plain.tokens == SCRIPT[4 : 4 + len(done.tokens)]
+        assert done.finish_reason == plain.finish_reason
+    return outputs[1]
 
 
 def assert_ends_at_output(done, target, drafter) -> None:

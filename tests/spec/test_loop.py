@@ -1,4 +1,4 @@
-"""The folded loop is plain decoding, faster: same tokens, same cache rows, whatever the drafter does."""
+"""Both loop shapes are plain decoding, faster: same tokens, same cache rows, whatever the drafter does."""
 
 from functools import cache
 
@@ -10,11 +10,15 @@ from models import Model
 from spec import (
     BatchReplay,
     FixedBlock,
+    FoldedLoop,
+    FullOnlyCommit,
     NgramDrafter,
     NoneDrafter,
     OracleDrafter,
     PrefixCommit,
     Proposal,
+    RollbackCommit,
+    SeparateLoop,
     TokenReplay,
     UserError,
     collect,
@@ -23,7 +27,6 @@ from tests.models.cache_rows import assert_same_rows, reachable_rows
 from tests.random_models import random_model, random_tokens
 from tests.spec.doubles import (
     PlannedDrafter,
-    RollbackCommit,
     ScriptedTarget,
     SpyBlock,
     Ticking,
@@ -35,6 +38,7 @@ from tests.spec.doubles import (
 PROMPT = tuple(random_tokens(9, seed=3)[0].tolist())
 LENGTH = 40
 SCRIPT = tuple(random_tokens(120, vocab_size=32, seed=4)[0].tolist())
+SHAPES = pytest.mark.parametrize("shape", [FoldedLoop, SeparateLoop])
 
 
 @cache
@@ -54,12 +58,14 @@ def drafter_for(name: str, plain: tuple[int, ...], vocab_size: int):
     }[name]
 
 
+@SHAPES
 @pytest.mark.parametrize("gamma", [1, 5])
 @pytest.mark.parametrize("name", ["none", "ngram", "oracle 0", "oracle 0.5", "oracle 1", "wrong"])
-def test_tokens_are_those_of_plain_decoding(tiny_model: Model, name: str, gamma: int) -> None:
+def test_tokens_are_those_of_plain_decoding(tiny_model: Model, name: str, gamma: int, shape) -> None:
     drafter = drafter_for(name, plain_tokens(), tiny_model.args.vocab_size)
     target = session(tiny_model, drafter, gamma)
-    done = collect(make_loop(target, drafter, gamma).rounds(PROMPT, max_tokens=LENGTH, reference=plain_tokens()))
+    loop = make_loop(target, drafter, gamma, shape)
+    done = collect(loop.rounds(PROMPT, max_tokens=LENGTH, reference=plain_tokens()))
     assert done.tokens == plain_tokens()
     assert done.finish_reason == "max_tokens"
     accepted = {item.accepted for item in done.rounds if len(item.proposed) == gamma}
@@ -68,20 +74,22 @@ def test_tokens_are_those_of_plain_decoding(tiny_model: Model, name: str, gamma:
     if name in ("oracle 0", "wrong"):
         assert accepted == {0}
     if name == "none":
-        assert {item.outcome for item in done.rounds} == {"no_draft", "no_room"}
+        # in the separate loop the drafter is asked before the room is looked at
+        assert {item.outcome for item in done.rounds} - {"no_room"} == {"no_draft"}
 
 
-@pytest.mark.parametrize("commit", [PrefixCommit(), RollbackCommit()])
+@SHAPES
+@pytest.mark.parametrize("commit", [PrefixCommit(), FullOnlyCommit(), RollbackCommit()])
 @pytest.mark.parametrize("replay", [TokenReplay(), BatchReplay()])
-def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model, commit, replay) -> None:
+def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model, commit, replay, shape) -> None:
     """Every reachable row equals, to the bit, that of a session that was only ever fed the committed tokens."""
     gamma, length = 4, 20
     drafter = OracleDrafter(accept_rate=0.6)
     target, plain = session(tiny_model, drafter, gamma), session(tiny_model, drafter, gamma)
-    loop = make_loop(target, drafter, gamma, commit=commit, replay=replay)
+    loop = make_loop(target, drafter, gamma, shape, commit=commit, replay=replay)
     plain.absorb(PROMPT[:-1])
     plain.forward(PROMPT[-1:])
-    fed, emitted = len(PROMPT), list(PROMPT)
+    fed, emitted, kinds = len(PROMPT), list(PROMPT), set()
     for item in loop.rounds(PROMPT, max_tokens=length, reference=plain_tokens()):
         emitted += item.tokens
         for token in emitted[fed : target.offset]:
@@ -89,8 +97,15 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
         fed = target.offset
         assert target.offset == len(emitted) - (item.kind != "none")  # the anchor alone is pending
         assert_same_rows(target.cache, reachable_rows(plain.cache, tiny_model.args), tiny_model.args)
-        if item.outcome != "prefill":
-            assert item.replayed_tokens == (0 if isinstance(commit, PrefixCommit) else 1 + item.accepted)
+        kinds.add(item.commit_kind)
+        kept = item.accepted + 1 - item.decoded  # rows of the verify pass that stand
+        assert item.replayed_tokens == (kept if item.commit_kind == "replay" else 0)
+    everything = {
+        PrefixCommit: {"direct_full", "direct_partial"},
+        FullOnlyCommit: {"direct_full", "replay"},
+        RollbackCommit: {"replay"},
+    }
+    assert kinds - {None} == everything[type(commit)]
 
 
 @given(
@@ -98,11 +113,14 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
     wrong=st.frozensets(st.integers(4, 60)),
     length=st.integers(1, 50),
     prompt=st.integers(1, 9),
+    shape=st.sampled_from([FoldedLoop, SeparateLoop]),
+    commit=st.sampled_from([PrefixCommit(), FullOnlyCommit(), RollbackCommit()]),
 )
-@settings(max_examples=60)
-def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, prompt: int) -> None:
+@settings(max_examples=120)
+def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, prompt: int, shape, commit) -> None:
     target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyBlock(gamma=gammas)
-    done = collect(make_loop(target, drafter, block=block).rounds(SCRIPT[:prompt], max_tokens=length))
+    loop = make_loop(target, drafter, shape=shape, block=block, commit=commit)
+    done = collect(loop.rounds(SCRIPT[:prompt], max_tokens=length))
     assert done.tokens == SCRIPT[prompt : prompt + length]
     position = prompt
     for item in done.rounds:
@@ -116,7 +134,11 @@ def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, 
         position += right + 1
     assert block.seen == list(done.rounds)
     assert drafter.seen == target.rows == list(SCRIPT[: prompt + length - 1])
-    assert target.widths == [1] + [1 + len(item.proposed) for item in done.rounds]
+    widths = [1]
+    for item in done.rounds:
+        assert item.decoded + (item.verify_rows > 0) == (2 if shape is SeparateLoop and item.accepted else 1)
+        widths += [1] * item.decoded + [item.verify_rows] * (item.verify_rows > 0) + [1] * item.replayed_tokens
+    assert target.widths == widths
 
 
 def test_one_target_pass_a_round_and_the_clock_is_split() -> None:
@@ -124,20 +146,18 @@ def test_one_target_pass_a_round_and_the_clock_is_split() -> None:
     loop = make_loop(target, PlannedDrafter(SCRIPT), 3, clock=Ticking())
     done = collect(loop.rounds(SCRIPT[:5], max_tokens=10))
     for item in done.rounds:
-        parts = (item.propose_s, item.verify_s, item.target_s, item.commit_s, item.replay_s)
-        assert item.duration_s == 5  # readings: start, proposed, verified, before and after the commit, end
-        assert sum(parts) == 4
-        assert (item.verify_s, item.target_s) == ((1, 0) if item.proposed else (0, 1))
-        assert (item.propose_s, item.commit_s, item.replay_s) == (2, 1, 0)
+        # a reading at both ends of each part: propose, verify or target, commit, observe
+        assert (item.propose_s, item.replay_s, item.snapshot_s) == (2, 0, 0)
+        assert (item.verify_s, item.target_s, item.commit_s) == ((1, 0, 1) if item.proposed else (0, 1, 0))
+        assert item.duration_s == (9 if item.proposed else 7)
 
 
-def test_replay_is_timed_apart_from_the_commit() -> None:
-    loop = make_loop(
-        ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({7})), 3, clock=Ticking(), commit=RollbackCommit()
-    )
+def test_replay_and_snapshot_are_timed_apart_from_the_commit() -> None:
+    drafter = PlannedDrafter(SCRIPT, frozenset({7}))
+    loop = make_loop(ScriptedTarget(SCRIPT), drafter, 3, clock=Ticking(), commit=RollbackCommit())
     first = collect(loop.rounds(SCRIPT[:5], max_tokens=10)).rounds[0]
     assert (first.accepted, first.replayed_tokens) == (1, 2)
-    assert (first.replay_s, first.commit_s) == (1, 2)
+    assert (first.snapshot_s, first.replay_s, first.commit_s) == (1, 1, 2)  # the commit's two sides of the replay
 
 
 def test_a_loop_can_be_used_again(tiny_model: Model) -> None:
@@ -165,18 +185,30 @@ class FaultError(Exception):
     pass
 
 
-@pytest.mark.parametrize("part", ["propose", "forward", "accept", "commit", "observe", "block"])
-def test_a_round_that_raises_leaves_everything_as_before(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 15})), SpyBlock(gamma=4)
-    loop = make_loop(target, drafter, block=block)
+STEPS = ("propose", "verify", "accept", "commit", "observe", "block")
+
+
+@SHAPES
+@pytest.mark.parametrize(
+    ("commit", "part"),
+    [(PrefixCommit, part) for part in STEPS]
+    + [(commit, part) for commit in (FullOnlyCommit, RollbackCommit) for part in (*STEPS, "snapshot", "restore")],
+)
+def test_a_round_that_raises_leaves_everything_as_before(
+    monkeypatch: pytest.MonkeyPatch, part: str, commit, shape
+) -> None:
+    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 12, 15})), SpyBlock(gamma=4)
+    loop = make_loop(target, drafter, shape=shape, block=block, commit=commit())
     progress, _ = loop.start(SCRIPT[:5], max_tokens=30)
     loop.step(progress)
     before = (list(target.rows), list(drafter.seen), list(block.seen), list(progress.emitted), progress.num_rounds)
     owner, name = {
         "propose": (PlannedDrafter, "propose"),
-        "forward": (ScriptedTarget, "forward"),
+        "verify": (ScriptedTarget, "verify"),
+        "snapshot": (ScriptedTarget, "snapshot"),
+        "restore": (ScriptedTarget, "restore"),
         "accept": (type(loop.verifier), "accept"),
-        "commit": (PrefixCommit, "commit"),
+        "commit": (commit, "commit"),
         "observe": (PlannedDrafter, "observe"),
         "block": (SpyBlock, "observe"),
     }[part]
@@ -241,6 +273,18 @@ def test_ids_outside_the_vocabulary_are_not_fed() -> None:
 class LongDrafter(NoneDrafter):
     def propose(self, anchor, position, gamma, draws, admits=None):
         return Proposal(tokens=(1,) * (gamma + 1))
+
+
+class LossyCommit(PrefixCommit):
+    def commit(self, target, passed, inputs, keep, replay, snapshot=None):
+        return super().commit(target, passed, inputs, keep - 1, replay, snapshot)
+
+
+@SHAPES
+def test_a_commit_path_that_loses_a_token_is_a_fault(shape) -> None:
+    loop = make_loop(ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT), 3, shape, commit=LossyCommit())
+    with pytest.raises(ValueError, match="must hold 9 tokens after the round, it holds 8"):
+        collect(loop.rounds(SCRIPT[:5], max_tokens=9))
 
 
 def test_a_drafter_that_proposes_too_much_is_a_fault() -> None:

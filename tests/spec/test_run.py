@@ -4,16 +4,20 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from spec import loop
+from spec import experiment, loop
 from spec.measure import read_lines
 from spec.parts import load_target
 
 ROOT = Path(__file__).parents[2]
-EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
+FOLDER = ROOT / "configs" / "experiment"
+EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+SWEEPS = {name for name in EXPERIMENTS if "MULTIRUN" in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")}
+PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose")
 SUMMARY_FIELDS = [
     "experiment",
     "prompt_class",
@@ -74,11 +78,20 @@ def summary_of(folder: Path) -> dict:
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_runs(program, tmp_path: Path, experiment: str, capsys: pytest.CaptureFixture) -> None:
     assert program(f"+experiment={experiment}") == 0
+    if experiment in SWEEPS:
+        summaries = [summary_of(path.parent) for path in (tmp_path / "sweep").glob("*/summary.json")]
+        assert len(summaries) > 1
+        for summary in summaries:
+            assert summary["experiment"] == experiment
+            assert summary["exactness"]["identical_to_baseline"] is True
+        return
     summary = summary_of(tmp_path / "out")
-    prompt_class, gamma = experiment.rsplit("_b", 1)
+    prompt_class = next(name for name in PROMPT_CLASSES if experiment.startswith(name))
+    fixed = re.search(r"_b(\d)$", experiment)
+    gamma = int(fixed[1]) if fixed else 5
     assert summary["experiment"] == experiment
     assert summary["prompt_class"] == prompt_class
-    assert {round_["gamma"] for round_ in read_lines(tmp_path / "out" / "rounds.jsonl")} <= set(range(int(gamma) + 1))
+    assert {round_["gamma"] for round_ in read_lines(tmp_path / "out" / "rounds.jsonl")} <= set(range(gamma + 1))
     assert summary["exactness"]["identical_to_baseline"] is True
     assert prompt_class in capsys.readouterr().out
 
@@ -173,6 +186,60 @@ def test_a_sweep_runs_in_one_process_and_loads_the_target_once(program, tmp_path
     assert gammas == [0, 3]
 
 
+def test_an_interrupted_sweep_goes_on_where_it_was(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Finished jobs are not run again, unless their configuration is another; the job that was cut off is."""
+    real, done = experiment.summarise, []
+
+    def interrupted(**values):
+        if len(done) == 1:
+            raise KeyboardInterrupt  # in the second job, when all its rounds are on disk
+        done.append(1)
+        return real(**values)
+
+    sweep = ("-m", "drafter=ngram", "drafter.n_min=1", "block.gamma=1,2,3")
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "summarise", interrupted)
+        assert program(*sweep) == 130
+    folders = [tmp_path / "sweep" / str(number) for number in range(3)]
+    assert [(folder / "summary.json").exists() for folder in folders] == [True, False, False]
+    assert list(read_lines(folders[1] / "rounds.jsonl"))
+    first = (folders[0] / "summary.json").read_bytes()
+    capsys.readouterr()
+
+    assert program(*sweep) == 0
+    assert capsys.readouterr().out.count("finished before with this configuration, skipped") == 1
+    assert (folders[0] / "summary.json").read_bytes() == first
+    assert all((folder / "summary.json").exists() for folder in folders)
+    assert program(*sweep) == 0
+    assert capsys.readouterr().out.count("skipped") == 3
+    assert program(*sweep, "seed=7") == 0  # not the same jobs
+    assert "skipped" not in capsys.readouterr().out
+
+
+def test_on_the_virtual_clock_two_runs_are_the_same_to_the_byte(program, tmp_path: Path) -> None:
+    records = []
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        parts = ("loop=separate", "commit=rollback", "drafter=ngram", "drafter.n_min=1", "prompts.limit=2", "repeats=2")
+        assert program(*parts, "clock=virtual", "costs=m3_ultra", "max_tokens=12", f"hydra.run.dir={folder}") == 0
+        summary = summary_of(folder)
+        for changing in ("environment", "config_hash"):
+            summary.pop(changing)
+        records.append(((folder / "rounds.jsonl").read_bytes(), summary))
+        runs = list(read_lines(folder / "runs.jsonl"))
+    assert records[0] == records[1]
+    speeds = [run["tokens_per_s"] for run in runs if run["mode"] == "baseline"]
+    assert speeds == pytest.approx([1000 / 27.492] * 4)
+    assert {run["prefill_tokens_per_s"] for run in runs} == {None}  # no table prices a prompt
+    assert summary_of(folder)["environment"]["clock"] == "virtual"
+    assert summary_of(folder)["environment"]["costs"]["name"] == "M3 Ultra"
+    times = records[0][1]["account"]["time_ms"]
+    assert times["other"] == 0
+    assert times["wall_saved"] == pytest.approx(times["baseline_wall"] - times["wall"])
+
+
 def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert program("-m", "block.gamma=6,2") == 2
     assert "at most 5 tokens" in capsys.readouterr().err
@@ -215,6 +282,11 @@ def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys
         (["sampling.temperature=hot"], "sampling: "),
         (["drafter=oracle", "baseline=false"], "run it with baseline=true"),
         (["drafter=oracle", "drafter.accept_rate=2"], "drafter.accept_rate must lie in 0..1, got 2"),
+        (["clock=virtual"], "choose one, for example costs=m3_ultra"),
+        (["clock=sundial"], "clock must be wall or virtual, got 'sundial'"),
+        (["costs=m3_ultra", "costs.passes={0: 3.0}"], "costs.passes must hold costs of 0 ms or more, for 1 or more"),
+        (["costs=this_machine", "costs.path=/nowhere"], "costs: /nowhere cannot be read"),
+        (["loop=separate", "loop.correction=drop"], "loop.correction must be decode or replay, got 'drop'"),
         (["max_tokens="], "max_tokens must be a whole number"),
         (["max_tokens"], "mismatched input|missing"),
     ],
@@ -253,13 +325,13 @@ def test_a_tensor_that_is_missing_is_named(program, checkpoint: Path, tmp_path: 
 def test_the_warm_up_runs_both_loops_and_leaves_no_record(
     program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup_tokens: int, generations: int
 ) -> None:
-    real, limits = loop.FoldedLoop.start, []
+    real, limits = loop.SpeculativeLoop.start, []
 
     def counted(self, prompt, *, max_tokens, **options):
         limits.append(max_tokens)
         return real(self, prompt, max_tokens=max_tokens, **options)
 
-    monkeypatch.setattr(loop.FoldedLoop, "start", counted)
+    monkeypatch.setattr(loop.SpeculativeLoop, "start", counted)
     assert program(f"warmup_tokens={warmup_tokens}") == 0
     assert limits == [3] * (generations - 2) + [8, 8]
     assert len(list(read_lines(tmp_path / "out" / "runs.jsonl"))) == 2
@@ -288,6 +360,25 @@ def test_a_fault_of_the_program_keeps_its_traceback(program, monkeypatch: pytest
     monkeypatch.setattr(loop, "cut_off", broken)
     with pytest.raises(ZeroDivisionError):
         program()
+
+
+def test_a_killed_run_keeps_its_rounds(tmp_path: Path, checkpoint: Path, prompt_file: Path) -> None:
+    """SIGKILL: nothing of the program runs after it."""
+    folder = tmp_path / "out"
+    arguments = [f"target.path={checkpoint}", f"prompts.paths=[{prompt_file}]", f"hydra.run.dir={folder}"]
+    more = ["max_tokens=2000", "baseline=false", "repeats=1", "warmup_tokens=0", "drafter=none"]
+    command = [sys.executable, "-m", "spec.run", *arguments, *more]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (folder / "rounds.jsonl").is_file() or (folder / "rounds.jsonl").read_bytes().count(b"\n") < 3:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.kill()
+    rounds = list(read_lines(folder / "rounds.jsonl"))
+    assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))
+    assert len(rounds) >= 3
+    assert not (folder / "summary.json").exists()
 
 
 def outside(arguments: list[str], folder: Path) -> subprocess.CompletedProcess:

@@ -7,7 +7,8 @@ import pytest
 
 from spec import Round
 from spec.generation import Generation
-from spec.measure import Account, IdentityError, account_for
+from spec.measure import Account, IdentityError, account_for, check_round
+from spec.measure.records import round_record
 
 # From a public report on an M3 Ultra (antirez/ds4, issue 731): 255 tokens from 126 cycles and 8 tail decodes.
 DS4_LINE = """
@@ -28,7 +29,10 @@ def ds4_account() -> dict:
     }
     time_ms = {name: float(fields.pop(name)) for name in TIMES}
     counts = {name: int(value) for name, value in fields.items() if value.isdigit()}
-    return counts | hists | {"time_ms": time_ms, "num_tokens": 255, "num_pending": 0}
+    # verify_fused_head=49 of the same line; that build replays after every verify pass
+    commits = {"verify_calls": 49, "replay_fallbacks": 49, "direct_full_commits": 0, "direct_partial_commits": 0}
+    rest = {"time_ms": time_ms, "num_tokens": 255, "num_pending": 0, "replayed_tokens": 121}
+    return counts | hists | commits | rest
 
 
 def test_ds4s_line_satisfies_every_identity() -> None:
@@ -54,13 +58,19 @@ def test_ds4s_line_satisfies_every_identity() -> None:
         ({"scheduler_skips": 67}, "scheduler_skips <= no_draft"),
         ({"num_tokens": 256}, "num_tokens = cycles"),
         ({"tail_skips": 9}, "num_tokens = cycles"),
+        ({"verify_calls": 48, "replay_fallbacks": 48}, r"full \+ partial <= verify_calls"),
+        ({"verify_calls": 61, "replay_fallbacks": 61}, r"verify_calls <= full \+ partial \+ miss_first"),
+        ({"direct_full_commits": 1}, "verify_calls = sum of commits"),
+        ({"replayed_tokens": 48}, "replay_fallbacks <= replayed_tokens"),
         ({"time_ms": {"spec_total": 6638.0}}, "spec_total >="),
+        ({"time_ms": {"other": 0.0, "wall": 10_941.0}}, "wall = propose"),
+        ({"time_ms": {"baseline_wall": 7000.0, "wall_saved": 1.0}}, "wall_saved = baseline_wall"),
         ({"time_ms": {"net_saved": -3978.6}}, "net_saved = saved"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(change: dict, identity: str) -> None:
     fields = ds4_account()
-    times = fields["time_ms"] | change.get("time_ms", {})
+    times = fields["time_ms"] | {"other": 0.0, "wall": 10_940.984} | change.get("time_ms", {})
     with pytest.raises(IdentityError, match=identity):
         Account(**(fields | change | {"time_ms": times}))
 
@@ -85,6 +95,8 @@ def make_round(**changes) -> Round:
         "commit_s": 0.001,
         "replay_s": 0.0,
         "duration_s": 0.014,
+        "decoded": 0,
+        "verify_rows": 2,
         "replayed_tokens": 0,
     }
     return Round(**(fields | changes))
@@ -106,13 +118,33 @@ PREFILL = make_round(
 def three_rounds(last_kind: str) -> Generation:
     """A full, a missed and a third round: undrafted, or one that ends inside its drafts; 1 + 3 + 1 + 1 tokens."""
     rounds = (
-        make_round(proposed=(1, 2), accepted=2, tokens=(1, 2, 3)),
+        make_round(proposed=(1, 2), accepted=2, tokens=(1, 2, 3), verify_rows=3),
         make_round(
-            proposed=(1, 2, 3), accepted=0, tokens=(9,), kind="correction", outcome="miss_first", replay_s=0.003
+            proposed=(1, 2, 3),
+            accepted=0,
+            tokens=(9,),
+            kind="correction",
+            outcome="miss_first",
+            replay_s=0.003,
+            verify_rows=4,
+            replayed_tokens=1,
+            duration_s=0.017,
         ),
-        make_round(proposed=(), accepted=0, tokens=(5,), outcome="no_draft", reason="why", verify_s=0.0, target_s=0.006)
+        make_round(
+            proposed=(),
+            accepted=0,
+            tokens=(5,),
+            outcome="no_draft",
+            reason="why",
+            verify_s=0.0,
+            commit_s=0.0,
+            target_s=0.006,
+            decoded=1,
+            verify_rows=0,
+            duration_s=0.009,
+        )
         if last_kind == "bonus"
-        else make_round(proposed=(5, 6), accepted=1, tokens=(5,), kind="none", outcome="partial"),
+        else make_round(proposed=(5, 6), accepted=1, tokens=(5,), kind="none", outcome="partial", verify_rows=3),
     )
     tokens = (4, *(token for item in rounds for token in item.tokens))
     return Generation(tokens=tokens, finish_reason="eos", prefill=PREFILL, rounds=rounds)
@@ -132,14 +164,58 @@ def test_three_rounds_by_hand() -> None:
         "snapshot": 0.0,
         "verify": 20.0,
         "replay": 3.0,
-        "commit": 3.0,
-        "spec_total": 26.0,
+        "commit": 2.0,
+        "spec_total": 25.0,
         "target": 6.0,
-        "other": 3 * 14.0 - 38.0,
+        "other": 14.0 + 17.0 + 9.0 - 37.0,
         "saved": (2 + 1) * 5.0 + 1 * 5.0,  # two drafts and an anchor, then an anchor
-        "net_saved": 20.0 - 26.0 - 6.0,
+        "net_saved": 20.0 - 25.0 - 6.0,
+        "wall": 40.0,
+        "baseline_wall": 5 * 5.0,  # five tokens after the first
+        "wall_saved": 25.0 - 40.0,
     }
+    assert (account.verify_calls, account.direct_full_commits, account.direct_partial_commits) == (2, 1, 0)
+    assert (account.replay_fallbacks, account.replayed_tokens) == (1, 1)
     assert dict(account.time_ms) == pytest.approx(expected)
+
+
+def test_in_the_separate_loop_saved_is_ds4s_accepted_drafts_at_their_cycles_own_decode() -> None:
+    ours = {"decoded": 1, "duration_s": 0.03}
+    missed = {"kind": "correction", "outcome": "miss_first", "verify_rows": 0, "verify_s": 0.0}
+    partial = {"kind": "correction", "outcome": "partial", "verify_rows": 3}
+    rounds = (
+        make_round(proposed=(1, 2, 3), accepted=2, tokens=(1, 2, 9), target_s=0.007, **partial, **ours),
+        make_round(proposed=(1, 2), accepted=2, tokens=(1, 2, 3), target_s=0.005, **ours),
+        make_round(proposed=(1,), accepted=0, tokens=(8,), target_s=0.004, **missed, **ours),
+    )
+    tokens = (4, *(token for item in rounds for token in item.tokens))
+    account = account_for([Generation(tokens=tokens, finish_reason="eos", prefill=PREFILL, rounds=rounds)], [None])
+    assert account.time_ms["saved"] == pytest.approx(2 * 7.0 + 2 * 5.0)
+    assert account.time_ms["wall_saved"] is None  # no baseline to compare with
+    assert (account.full, account.partial, account.miss_first, account.verify_calls) == (1, 1, 1, 2)
+    assert (account.direct_full_commits, account.direct_partial_commits) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "identity"),
+    [
+        ({"proposed": (1, 2, 3), "accepted": 3, "tokens": (1, 2)}, "accepted <= emitted"),
+        ({"proposed": (1,), "accepted": 2, "tokens": (1, 2, 3)}, "accepted <= proposed"),
+        ({"tokens": (1, 2, 3)}, "emitted = accepted, and 1 for a next token"),
+        ({"kind": "none"}, "emitted = accepted, and 1 for a next token"),
+        ({"gamma": 0}, "proposed <= gamma"),
+        ({"reason": "none"}, "a reason exactly where nothing was proposed"),
+        ({"proposed": (), "accepted": 0, "tokens": (1,)}, "a reason exactly where nothing was proposed"),
+    ],
+)
+def test_a_round_that_contradicts_itself_is_neither_counted_nor_recorded(change: dict, identity: str) -> None:
+    bad = make_round(**change)
+    with pytest.raises(IdentityError, match=identity):
+        check_round(bad)
+    with pytest.raises(IdentityError, match=identity):
+        round_record("p", 0, bad)
+    with pytest.raises(IdentityError, match=identity):
+        account_for([Generation(tokens=(4, *bad.tokens), finish_reason="eos", prefill=PREFILL, rounds=(bad,))], [1.0])
 
 
 def test_an_end_inside_the_block_leaves_nothing_pending() -> None:

@@ -27,6 +27,10 @@ ROUND_FIELDS = [
     "replay_ms",
     "target_ms",
     "replayed_tokens",
+    "snapshot_ms",
+    "skip",
+    "commit",
+    "verify_rows",
 ]
 
 
@@ -40,6 +44,13 @@ def test_a_round_is_on_disk_before_the_next_one(tmp_path: Path) -> None:
     assert set(ROUND_FIELDS) <= set(first)
     assert first | {"proposed": 1, "accepted": 1, "kind": "bonus", "confidence": [0.25], "outcome": "full"} == first
     assert (first["propose_ms"], first["verify_ms"], first["commit_ms"]) == pytest.approx((2.0, 10.0, 1.0))
+
+
+def test_a_summary_of_an_earlier_run_does_not_outlive_its_rounds(tmp_path: Path) -> None:
+    with RunFolder(tmp_path) as folder:
+        folder.write_summary({"tau": 1.5})
+    with RunFolder(tmp_path):
+        assert not (tmp_path / "summary.json").exists()
 
 
 def test_a_line_that_a_killed_run_left_unfinished_is_dropped(tmp_path: Path) -> None:

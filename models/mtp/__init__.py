@@ -1,0 +1,6 @@
+"""The original one-stage MTP block, the drafter of the first DeepSeek-V4 checkpoints."""
+
+from models.mtp.loading import load_mtp
+from models.mtp.network import Collapse, Network, block_config
+
+__all__ = ["Collapse", "Network", "block_config", "load_mtp"]

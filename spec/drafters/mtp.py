@@ -1,0 +1,119 @@
+"""The MTP drafter: the original one-stage block, run once a token and chained on its own output.
+
+What it must remember (``deepseek_v4.md`` 2.9): a key-value row a slot, where slot i joins the target's last streams
+after token i with token i + 1; and the streams of the last committed token, whose slot waits for the anchor. So n
+committed tokens make n - 1 rows. Rows that drafting adds are made of the block's own streams and are not remembered.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from spec.errors import UserError
+from spec.protocols import Admits, Proposal
+from spec.sampling import Draws
+
+
+class MTPDrafter:
+    """Drafts by argmax, one pass of the block a token: the first from the target's streams, the others from its own.
+
+    Args:
+        network: with ``taps``, ``make_cache(max_rollback)``, ``fill(tokens, streams, cache)`` and
+            ``network(tokens, streams, cache) -> (logits, streams)``, as ``models.load_mtp`` returns it.
+    """
+
+    max_gamma: int | None = None
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.taps: tuple[int, ...] = tuple(network.taps)
+        self.reset(0)
+
+    @classmethod
+    def load(
+        cls, target: Any, load_network: Callable[..., Any], path: str | None = None, quant: str | None = None
+    ) -> "MTPDrafter":
+        """Loads the block of a checkpoint.
+
+        Args:
+            target: the model to draft for; its embedding and head are shared.
+            load_network: ``models.load_mtp``, given by the configuration so that ``spec`` needs no model code.
+            path: the block's checkpoint; None takes the one beside the target.
+            quant: format to quantise the block to; None keeps the checkpoint's.
+
+        Raises:
+            UserError: no path is given and the target came from none.
+        """
+        source = path or target.path
+        if source is None:
+            raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
+        return cls(load_network(source, target=target, quant=quant))
+
+    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+        """Forgets all rows."""
+        # No headroom: `propose` returns to the arrays from before it, which the cache never writes in place.
+        self._cache = self.network.make_cache(max_rollback=0)
+        self._last: mx.array | None = None  # (1, 1, N * H) streams of the last committed token
+        self._length = 0
+
+    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
+        """Makes the rows of the slots that committed tokens complete.
+
+        Args:
+            tokens: S ids, at the positions that follow those observed before.
+            features: (S, N * H) the target's last streams there.
+
+        Raises:
+            ValueError: the features are missing or do not match the tokens.
+        """
+        if features is None or features.shape[0] != len(tokens):
+            got = None if features is None else features.shape
+            raise ValueError(f"MTP needs the target's last streams of each of {len(tokens)} tokens, got {got}")
+        streams, following = features[None, :-1], list(tokens[1:])
+        if self._last is not None:
+            streams, following = mx.concatenate([self._last, streams], axis=1), list(tokens)
+        self.network.fill(mx.array([following], dtype=mx.int32), streams, self._cache)
+        last = features[None, -1:]
+        # Evaluated here so that the time is the drafter's, and so that the pass over all features can be freed.
+        mx.eval(self._cache.state, last)
+        self._last, self._length = last, self._length + len(tokens)
+
+    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+        """A chain of ``gamma`` tokens. Forces evaluation: they are inputs of the verify pass.
+
+        Raises:
+            ValueError: the anchor does not follow the tokens observed so far, or none was.
+        """
+        if position != self._length or self._last is None:
+            raise ValueError(f"the anchor must stand at {self._length}, after the observed tokens, got {position}")
+        before = self.snapshot()
+        token, streams, drafted = mx.array([[anchor]], dtype=mx.int32), self._last, []
+        try:
+            for _ in range(gamma):
+                logits, streams = self.network(token, streams, self._cache)
+                token = self._choose(logits)
+                drafted.append(token)
+            tokens = mx.concatenate(drafted, axis=1)[0].tolist()
+        finally:
+            self.restore(before)
+        return Proposal(tokens=tuple(tokens))
+
+    @staticmethod
+    def _choose(logits: mx.array) -> mx.array:
+        """The token of logits (1, 1, V): (1, 1). A draw from their distribution would be made here and returned too."""
+        return mx.argmax(logits, axis=-1)
+
+    @property
+    def context(self) -> Any:
+        """The block's cache; its offset is one less than the tokens observed, or 0."""
+        return self._cache
+
+    def snapshot(self) -> tuple[Any, tuple[mx.array, ...], mx.array | None, int]:
+        """Rows and streams by reference (they are never written in place), offset and length."""
+        return self._cache.meta_state, tuple(self._cache.state), self._last, self._length
+
+    def restore(self, snapshot: tuple[Any, tuple[mx.array, ...], mx.array | None, int]) -> None:
+        """Returns to a snapshot."""
+        self._cache.meta_state, state, self._last, self._length = snapshot
+        self._cache.state = list(state)

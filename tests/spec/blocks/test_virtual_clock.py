@@ -1,0 +1,60 @@
+"""The promise of `BreakEvenBlock` through the real loops: what a table's clock shows, in every loop and commit path."""
+
+import random
+
+import pytest
+
+from spec import (
+    BreakEvenBlock,
+    CostTable,
+    FixedBlock,
+    FoldedLoop,
+    PrefixCommit,
+    RollbackCommit,
+    SeparateLoop,
+    collect,
+)
+from spec.clock import VirtualClock
+from spec.priced import priced
+from spec.protocols import BlockPolicy
+from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
+
+SCRIPT = tuple(at % 29 for at in range(600))
+# The M3 Ultra of the second report, without what the policies have no price for.
+M3_ULTRA = CostTable(name="M3 Ultra", passes={1: 27.5, 2: 66.9, 6: 66.9}, propose={0: 5.7, 1: 6.6, 5: 10.1})
+
+
+def virtual_ms(shape, commit, block: BlockPolicy, wrong: frozenset[int]) -> float:
+    """Milliseconds of 500 tokens after the prefill."""
+    clock = VirtualClock()
+    parts = priced(
+        M3_ULTRA,
+        clock,
+        {
+            "target": ScriptedTarget(SCRIPT),
+            "drafter": PlannedDrafter(SCRIPT, wrong),
+            "commit": commit(),
+            "replay": make_loop(ScriptedTarget(SCRIPT)).replay,
+        },
+    )
+    done = collect(make_loop(shape=shape, block=block, **parts).rounds(SCRIPT[:4], max_tokens=500))
+    assert done.tokens == SCRIPT[4:504]
+    return 1000 * sum(item.duration_s for item in done.rounds)
+
+
+@pytest.mark.parametrize("shape", [FoldedLoop, SeparateLoop])
+@pytest.mark.parametrize("commit", [PrefixCommit, RollbackCommit])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.95])
+def test_break_even_keeps_its_bound(shape, commit, rate: float) -> None:
+    draw = random.Random(0)
+    wrong = frozenset(at for at in range(600) if draw.random() >= rate)
+    policy = BreakEvenBlock(costs=M3_ULTRA)
+    plain = virtual_ms(FoldedLoop, PrefixCommit, FixedBlock(gamma=0), wrong)
+    assert plain == pytest.approx(499 * 27.5)
+    fixed = virtual_ms(shape, commit, FixedBlock(gamma=5), wrong)
+    ours = virtual_ms(shape, commit, policy, wrong)
+    assert ours <= (1 + policy.max_loss) * plain + (policy.patience + 1) * (66.9 + 10.1)
+    if fixed > plain:
+        assert ours < fixed
+    else:
+        assert ours < 1.05 * fixed
