@@ -153,7 +153,8 @@ class Sampling:
             logprobs = apply_min_p(logprobs, self.min_p)
         if 0 < self.top_k < logits.shape[-1]:
             logprobs = apply_top_k(logprobs, self.top_k)
-        scaled = logprobs * (1.0 / self.temperature)
+        # The largest becomes 0 first: scaled up by a low temperature it would leave too few bits to normalise with.
+        scaled = (logprobs - mx.max(logprobs, axis=-1, keepdims=True)) * (1.0 / self.temperature)
         return scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
 
 

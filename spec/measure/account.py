@@ -281,7 +281,7 @@ def _times(generations: Sequence[Generation], baseline_ms: Sequence[float | None
     times["net_saved"] = times["saved"] - times["spec_total"] - times["propose"] if is_known else None
     is_known = times["baseline_wall"] is not None
     times["wall_saved"] = times["baseline_wall"] - times["wall"] if is_known else None
-    return {name: None if times[name] is None else round(times[name], 6) for name in TIMERS}
+    return {name: None if times[name] is None else round(times[name], 6) + 0.0 for name in TIMERS}
 
 
 def _saved(item: Round, baseline_ms: float | None) -> float | None:

@@ -7,7 +7,17 @@ import pytest
 
 from models import Model, load_dspark, load_model
 from models.dspark import Network
-from spec import Draws, DSparkDrafter, OracleDrafter, UserError, collect
+from spec import (
+    Draws,
+    DSparkDrafter,
+    FoldedLoop,
+    OracleDrafter,
+    PrefixCommit,
+    RollbackCommit,
+    SeparateLoop,
+    UserError,
+    collect,
+)
 from tests.random_models import random_tokens
 from tests.spec.doubles import make_loop, session
 
@@ -58,12 +68,16 @@ class MixedDrafter(DSparkDrafter):
         return self.oracle.propose(anchor, position, max(1, gamma - position % 4), draws)
 
 
+@pytest.mark.parametrize(
+    ("shape", "commit"),
+    [(FoldedLoop, PrefixCommit()), (SeparateLoop, PrefixCommit()), (SeparateLoop, RollbackCommit())],
+)
 def test_the_ring_is_that_of_plain_decoding_after_any_mix_of_rounds(
-    target: Model, network: Network, plain: tuple[int, ...]
+    target: Model, network: Network, plain: tuple[int, ...], shape, commit
 ) -> None:
     drafter = MixedDrafter(network, 0.7)
     target_session = session(target, drafter)
-    loop = make_loop(target_session, drafter, 5)
+    loop = make_loop(target_session, drafter, 5, shape, commit=commit)
     emitted, outcomes = list(PROMPT), set()
     for item in loop.rounds(PROMPT, max_tokens=30, reference=plain):
         emitted += item.tokens

@@ -149,6 +149,40 @@ def test_block_verification_accepts_no_less_than_rejection() -> None:
         assert mean_accepted(BlockVerifier, "argmax") == pytest.approx(mean_accepted(verifier, "argmax"), abs=1e-6)
 
 
+def cut_blocks(keep: Callable[[Proposal], int]) -> list[tuple[Proposal, float]]:
+    """Sampled proposals of 3 of which a rule keeps a part; those that look alike afterwards stay apart."""
+    cut = []
+    for proposal, mass in drafted("sampled", 4, 3):
+        count = keep(proposal)
+        part = Proposal.sampled(proposal.sampler.part(0, count)) if count else Proposal(reason="refused")
+        cut.append((part, mass))
+    return cut
+
+
+def lawful(proposal: Proposal) -> int:
+    """Goes on after an even token only: whether token k is kept depends on the one before it."""
+    odd = [at for at, token in enumerate(proposal.tokens) if token % 2]
+    return 1 + min([*odd, 2])
+
+
+def retrospective(proposal: Proposal) -> int:
+    """Keeps even tokens only: whether token k is kept depends on itself (``dspark.md`` d.1)."""
+    return lawful(proposal) - proposal.tokens[lawful(proposal) - 1] % 2
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_a_block_may_be_cut_from_the_left_and_not_in_retrospect(verifier) -> None:
+    target, sampling = Tree(4, 1), Sampling(temperature=1.0)
+
+    def found(keep: Callable[[Proposal], int]) -> float:
+        law = round_law(verifier(sampling=sampling), target, cut_blocks(keep), PROMPT)
+        return distance(completed(law, target, sampling, PROMPT, 4), wanted("temperature 1", 4, 4))
+
+    assert found(lawful) < TOLERANCE
+    # Sample and match draws y whatever was drafted, so that it forgives even that.
+    assert (found(retrospective) < TOLERANCE) == (verifier is SampleMatchVerifier)
+
+
 # --- several rounds: the real loop, all its draws enumerated ---
 
 

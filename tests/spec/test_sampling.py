@@ -168,6 +168,14 @@ def test_the_law_by_hand() -> None:
     assert probs == pytest.approx([0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], abs=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-3, 0.1, 1.0, 50.0])
+def test_the_law_sums_to_1_at_every_temperature(temperature: float) -> None:
+    """Of near ties, too, whose scaled log-probabilities are large: p must be normalised where it enters a ratio."""
+    rows = mx.array([[1.0, 3.0, 3.0, 3.0], [40.0, 0.0, 40.0, 39.99], [-3.0, -3.0, -90.0, -3.00001]])
+    sums = np.exp(np.array(Sampling(temperature=temperature).logprobs(rows), dtype=np.float64)).sum(axis=1)
+    assert sums == pytest.approx([1, 1, 1], abs=1e-6)
+
+
 def test_filters_that_keep_all_are_off() -> None:
     plain = Sampling(temperature=1.0).logprobs(LOGITS)
     for settings in ({"top_p": 1.0}, {"top_p": 0.0}, {"top_k": 40}, {"top_k": 400}, {"min_p": 0.0}):
@@ -217,7 +225,7 @@ def test_as_the_temperature_falls_the_law_becomes_the_argmax() -> None:
         probs = mx.exp(Sampling(temperature=temperature).logprobs(LOGITS))
         assert mx.abs(probs - greedy).max().item() <= tolerance, temperature
     ties = mx.array([[1.0, 3.0, 3.0]])
-    assert mx.exp(Sampling(temperature=1e-5).logprobs(ties)).tolist() == pytest.approx([[0, 0.5, 0.5]])
+    assert mx.exp(Sampling(temperature=1e-5).logprobs(ties))[0].tolist() == pytest.approx([0, 0.5, 0.5])
     assert mx.exp(Sampling(temperature=1e-6).logprobs(ties)).tolist() == [[0, 1, 0]]
     assert (Sampling(temperature=1e-6).is_greedy, Sampling(temperature=1e-5).is_greedy) == (True, False)
 

@@ -99,9 +99,7 @@ def test_the_order_of_the_cycles_does_not_matter() -> None:
 
 def test_a_recording_of_this_library_gives_its_account_again(program, tmp_path: Path) -> None:
     """A run on the virtual clock, and its rounds.jsonl through the simulator: all counters and times agree."""
-    for number, (loop, commit) in enumerate(
-        [("folded", "prefix"), ("separate", "rollback"), ("separate", "full_only")]
-    ):
+    for number, (loop, commit) in enumerate([("folded", "full_only"), ("separate", "rollback")]):
         folder = tmp_path / str(number)
         parts = (f"loop={loop}", f"commit={commit}", "drafter=oracle", "drafter.accept_rate=0.7", "prompts.limit=2")
         assert program(*parts, "clock=virtual", "costs=m5_max", "max_tokens=20", f"hydra.run.dir={folder}") == 0
