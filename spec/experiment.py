@@ -64,7 +64,8 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
             bar.update(task, description="exactness")
             bar.refresh()
             forced = session if config.exactness else None
-            exactness = check_all(measured, forced, parts.sampling.is_greedy, config.loop.prefill_chunk)
+            takes_argmax = parts.sampling.is_greedy and not parts.sampling.changes_logits
+            exactness = check_all(measured, forced, takes_argmax, config.loop.prefill_chunk)
         summary = summarise(
             experiment=config.name,
             prompt_class=config.prompts.name,
@@ -128,7 +129,7 @@ def check_all(
     Args:
         measured: the runs.
         session: for teacher forcing; None compares with the baseline only.
-        is_greedy: whether tokens should be argmaxes.
+        is_greedy: whether tokens should be argmaxes of the target's own logits.
         chunk: prompt tokens a pass, as in the loop.
     """
     return {

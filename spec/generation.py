@@ -55,12 +55,14 @@ class Cut:
         accepted: how many of them are drafts.
         kind: what the last one is; ``none`` where a limit fell inside the accepted run.
         finish_reason: the limit; None if none was met.
+        has_no_residual: the emitted correction was drawn from p, its residual having lost its mass to rounding.
     """
 
     tokens: tuple[int, ...]
     accepted: int
     kind: Kind
     finish_reason: FinishReason | None
+    has_no_residual: bool = False
 
 
 def cut_off(progress: Progress, drafted: tuple[int, ...], verdict: Verdict, context: int) -> Cut:
@@ -87,9 +89,15 @@ def cut_off(progress: Progress, drafted: tuple[int, ...], verdict: Verdict, cont
     # Where several ends fall on one token, what the text itself says goes before the budget.
     count, reason = min(ends, key=lambda end: (end[0], ENDS.index(end[1])))
     if count > len(new):
-        return Cut(tokens=new, accepted=verdict.accepted, kind=verdict.kind, finish_reason=None)
-    kind: Kind = verdict.kind if count == len(new) else "none"
-    return Cut(tokens=new[:count], accepted=min(verdict.accepted, count), kind=kind, finish_reason=reason)
+        reason, count = None, len(new)
+    is_whole = count == len(new)
+    return Cut(
+        tokens=new[:count],
+        accepted=min(verdict.accepted, count),
+        kind=verdict.kind if is_whole else "none",
+        finish_reason=reason,
+        has_no_residual=is_whole and verdict.has_no_residual,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,8 @@ class SpeculativeLoop(ABC):
     ) -> None:
         if drafter.max_gamma is not None and block.max_gamma > drafter.max_gamma:
             raise UserError(
-                f"block.gamma: the drafter proposes at most {drafter.max_gamma} tokens a round (its checkpoint's "
-                f"block size), got {block.max_gamma}: set block.gamma to {drafter.max_gamma} or less"
+                f"block.gamma: the drafter proposes at most {drafter.max_gamma} tokens a round, "
+                f"got {block.max_gamma}: set block.gamma to {drafter.max_gamma} or less"
             )
         if target.max_rollback < block.max_gamma + 1:
             raise UserError(
@@ -313,6 +313,7 @@ class SpeculativeLoop(ABC):
             skip=drafted.skip,
             confidence=drafted.proposal.confidence,
             finish_reason=cut.finish_reason,
+            has_no_residual=cut.has_no_residual,
             **counts,
             **watch.stop(),
         )

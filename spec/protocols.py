@@ -146,6 +146,7 @@ class Round:
         skip: which kind of skip it was, if the block policy declined to draft for reasons of its own.
         confidence: the proposal's.
         finish_reason: why generation ended here; None when it did not.
+        has_no_residual: the verdict's, if its correction was emitted.
         propose_s: seconds in the drafter, remembering included.
         target_s: seconds in a plain decode of the anchor and in the choice from its row (or in the prefill).
         snapshot_s: seconds in saving the target's state, for commit paths that return to it.
@@ -170,6 +171,7 @@ class Round:
     skip: Skip | None = None
     confidence: tuple[float, ...] | None = None
     finish_reason: FinishReason | None = None
+    has_no_residual: bool = False
     propose_s: float = 0.0
     verify_s: float = 0.0
     target_s: float = 0.0

@@ -116,14 +116,6 @@ class SeparateLoop(SpeculativeLoop):
         )
 
 
-class _SamplerPart:
-    """Some consecutive tokens of what a `spec.sampling.DraftSampler` drew, with the rows that they were drawn from."""
-
-    def __init__(self, whole: Any, start: int, stop: int) -> None:
-        self.tokens: tuple[int, ...] = whole.tokens[start:stop]
-        self.logprobs: mx.array = whole.logprobs[start:stop]
-
-
 def part(proposal: Proposal, start: int, stop: int) -> Proposal:
     """The tokens ``start .. stop - 1`` of a proposal as one of their own, drawn as they were; perhaps none."""
     if not proposal.tokens[start:stop]:
@@ -131,6 +123,6 @@ def part(proposal: Proposal, start: int, stop: int) -> Proposal:
     sampler = proposal.sampler
     return Proposal(
         tokens=proposal.tokens[start:stop],
-        sampler=None if sampler is None else _SamplerPart(sampler, start, stop),
+        sampler=None if sampler is None else sampler.part(start, stop),
         confidence=None if proposal.confidence is None else proposal.confidence[start:stop],
     )

@@ -57,6 +57,7 @@ class Account:
         verify_calls: verify passes.
         direct_full_commits, direct_partial_commits: of those, the ones whose rows were all or in part adopted.
         replay_fallbacks: of those, the ones whose accepted tokens were run again. replayed_tokens: how many those were.
+        residual_fallbacks: corrections drawn from p, their residual having lost its mass to rounding.
         num_tokens: emitted tokens. num_pending: of those, next tokens that never became an anchor.
         draft_len_hist: drafted rounds by tokens proposed. accepted_len_hist: all rounds by drafts accepted.
         time_ms: ``propose, snapshot, verify, replay, commit, target, other`` are times; ``spec_total`` = snapshot +
@@ -86,6 +87,7 @@ class Account:
     direct_partial_commits: int
     replay_fallbacks: int
     replayed_tokens: int
+    residual_fallbacks: int = 0
     num_tokens: int
     num_pending: int
     draft_len_hist: Mapping[int, int]
@@ -224,6 +226,7 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
         direct_partial_commits=commits["direct_partial"],
         replay_fallbacks=commits["replay"],
         replayed_tokens=sum(item.replayed_tokens for item in rounds),
+        residual_fallbacks=sum(item.has_no_residual for item in rounds),
         num_tokens=sum(len(generation.tokens) for generation in generations),
         num_pending=sum(last.kind != "none" for last in lasts),
         draft_len_hist=Counter(len(item.proposed) for item in rounds if item.proposed),

@@ -1,5 +1,6 @@
 """Both loop shapes are plain decoding, faster: same tokens, same cache rows, whatever the drafter does."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from spec import (
     FixedBlock,
     FoldedLoop,
     FullOnlyCommit,
+    GreedyVerifier,
     NgramDrafter,
     NoneDrafter,
     OracleDrafter,
@@ -19,10 +21,12 @@ from spec import (
     Proposal,
     RollbackCommit,
     SeparateLoop,
+    SpeculativeLoop,
     TokenReplay,
     UserError,
     collect,
 )
+from spec.measure.account import account_for
 from tests.models.cache_rows import assert_same_rows, reachable_rows
 from tests.random_models import random_model, random_tokens
 from tests.spec.doubles import (
@@ -320,3 +324,21 @@ def test_rounds_that_are_cut_short_cannot_be_collected() -> None:
     rounds = make_loop(ScriptedTarget(SCRIPT)).rounds(SCRIPT[:5], max_tokens=9)
     with pytest.raises(ValueError, match="end before the generation does"):
         collect([next(rounds), next(rounds)])
+
+
+@SHAPES
+def test_a_correction_without_residual_is_counted(shape: type[SpeculativeLoop]) -> None:
+
+    class Rounding(GreedyVerifier):
+        def accept(self, proposal, target_logits, position, draws, committed=()):
+            verdict = super().accept(proposal, target_logits, position, draws, committed)
+            return replace(verdict, has_no_residual=verdict.kind == "correction")
+
+    script = list(range(1, 31))
+    drafter = PlannedDrafter(script, wrong=frozenset(range(5, 12)))
+    loop = make_loop(ScriptedTarget(script), drafter, 3, shape=shape, verifier=Rounding())
+    generation = collect(loop.rounds(script[:3], max_tokens=12))
+    corrected = [item for item in generation.rounds if item.kind == "correction"]
+    assert len(corrected) > 2
+    assert [item for item in generation.rounds if item.has_no_residual] == corrected
+    assert account_for([generation], [None]).residual_fallbacks == len(corrected)
