@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from spec.generation import Generation, collect
 from spec.measure.records import Mode, RunFolder, run_record
+from spec.measure.state import StateCheck
 from spec.protocols import Loop, Round
 from spec.sampling import Draws
 from spec.text import StopStrings, decode
@@ -52,6 +53,7 @@ class Benchmark:
         stop: stop strings.
         seed: of the random draws; each prompt has its own stream of them.
         is_prefill_timed: False on a virtual clock, which prices no prompt.
+        state: compares cache rows with plain decoding's after every round of the first repeat; None does not.
     """
 
     speculative: Loop
@@ -61,6 +63,7 @@ class Benchmark:
     stop: tuple[str, ...] = ()
     seed: int = 0
     is_prefill_timed: bool = True
+    state: StateCheck | None = None
 
     def warm_up(self, job: Job, max_tokens: int) -> None:
         """Runs both loops once, unrecorded, so that no first use is timed."""
@@ -88,7 +91,13 @@ class Benchmark:
 
     def _measure(self, job: Job, repeat: int, folder: RunFolder) -> Measured:
         def on_round(mode: Mode, item: Round) -> None:
-            if mode == "speculative" and item.outcome != "prefill":
+            if mode != "speculative":
+                return
+            if self.state is not None and repeat == 0:  # repeats have the same seed: the first tells all
+                if item.outcome == "prefill":
+                    self.state.begin(job.prompt_id, job.tokens)
+                self.state.after(item)
+            if item.outcome != "prefill":
                 folder.write_round(job.prompt_id, repeat, item)
 
         generations: dict[Mode, Generation] = {}

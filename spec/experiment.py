@@ -13,6 +13,7 @@ from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.exactness import Exactness, check
 from spec.measure.records import SUMMARY, RunFolder, read_summary
+from spec.measure.state import StateCheck
 from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
 from spec.prompts import Prompt, encode, load_prompts
 from spec.session import TargetSession
@@ -38,16 +39,19 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
         target_config = as_yaml(config.target)
         model, tokenizer = load_target(target_config)
         drafter = load_drafter(as_yaml(config.drafter), target_config)
-        speculative, baseline, session = parts.loops(model, drafter)
-        jobs = prepare(prompts, tokenizer, session.context)
+        loops = parts.loops(model, drafter)
+        jobs = prepare(prompts, tokenizer, loops.session.context)
+        chunk = config.loop.prefill_chunk
+        state = StateCheck(loops.session, loops.make_session(), chunk) if config.state_check else None
         benchmark = Benchmark(
-            speculative=speculative,
-            baseline=baseline if config.baseline else None,
+            speculative=loops.speculative,
+            baseline=loops.baseline if config.baseline else None,
             tokenizer=tokenizer,
             max_tokens=config.max_tokens,
             stop=_texts(config.stop),
             seed=config.seed,
             is_prefill_timed=config.clock == "wall",
+            state=state,
         )
         with _progress_bar(console) as bar:
             # Drawn only between runs: a refreshing thread would take time from what is measured.
@@ -63,9 +67,9 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
             measured = benchmark.run(jobs, config.repeats, folder, advance)
             bar.update(task, description="exactness")
             bar.refresh()
-            forced = session if config.exactness else None
+            forced = loops.plain_session if config.exactness else None
             takes_argmax = parts.sampling.is_greedy and not parts.sampling.changes_logits
-            exactness = check_all(measured, forced, takes_argmax, config.loop.prefill_chunk)
+            exactness = check_all(measured, forced, takes_argmax, chunk)
         summary = summarise(
             experiment=config.name,
             prompt_class=config.prompts.name,
@@ -78,6 +82,7 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
             )
             | {"clock": config.clock, "costs": None if parts.costs is None else parts.costs.to_json()},
         )
+        summary["state"] = None if state is None else state.to_json()
         summary["config_hash"] = config_hash(config)
         folder.write_summary(summary)
     return summary
@@ -154,7 +159,7 @@ def _check_scalars(config: DictConfig) -> None:
             raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}")
     if config.clock not in ("wall", "virtual"):
         raise UserError(f"clock must be wall or virtual, got {config.clock!r}")
-    for name in ("baseline", "exactness"):
+    for name in ("baseline", "exactness", "state_check"):
         if not isinstance(config[name], bool):
             raise UserError(f"{name} must be true or false, got {config[name]!r}")
     for name, value in (("seed", config.seed), ("context", config.context), ("prompts.limit", config.prompts.limit)):

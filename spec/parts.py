@@ -1,6 +1,8 @@
 """From a configuration to parts. Hydra's ``_target_`` is the registry; nothing here names a choice."""
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -106,8 +108,8 @@ class Parts:
         if config.clock == "virtual" and self.costs is None:
             raise UserError("clock=virtual takes its times from a cost table: choose one, for example costs=m3_ultra")
 
-    def loops(self, model: Any, drafter: Drafter) -> tuple[Loop, Loop, TargetSession]:
-        """The speculative loop, the baseline (gamma = 0 through the same code), and the session of the latter.
+    def loops(self, model: Any, drafter: Drafter) -> "Loops":
+        """The speculative loop, the baseline (gamma = 0 through the same code), and their sessions.
 
         Args:
             model: the target.
@@ -120,13 +122,36 @@ class Parts:
         session = functools.partial(
             TargetSession, model, max_rollback=self.block.max_gamma + 1, context=self._config.context
         )
-        plain_session = session()
+        plain_session, speculative_session = session(), session(taps=drafter.taps)
         clock = VirtualClock() if self._config.clock == "virtual" else None
 
         def loop(**parts: Any) -> Loop:
             parts |= {"verifier": self.verifier, "replay": self.replay}
             return build("loop", self._config.loop, **(parts if clock is None else priced(self.costs, clock, parts)))
 
-        speculative = loop(target=session(taps=drafter.taps), drafter=drafter, commit=self.commit, block=self.block)
+        speculative = loop(target=speculative_session, drafter=drafter, commit=self.commit, block=self.block)
         baseline = loop(target=plain_session, drafter=NoneDrafter(), commit=PrefixCommit(), block=FixedBlock(gamma=0))
-        return speculative, baseline, plain_session
+        return Loops(
+            speculative=speculative,
+            baseline=baseline,
+            session=speculative_session,
+            plain_session=plain_session,
+            make_session=session,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loops:
+    """What a job runs.
+
+    Attributes:
+        speculative: the loop that is measured. session: its target's state.
+        baseline: plain decoding through the same code. plain_session: its target's state.
+        make_session: another session of the same model, headroom and context.
+    """
+
+    speculative: Loop
+    baseline: Loop
+    session: TargetSession
+    plain_session: TargetSession
+    make_session: Callable[[], TargetSession]

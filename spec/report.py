@@ -44,6 +44,8 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
         "4-grams: share that repeats an earlier one of the same output.",
         style="dim",
     )
+    if summary.get("state") is not None:
+        console.print(state(summary["state"]))
 
 
 def number(value: float | None, digits: int) -> str:
@@ -70,6 +72,17 @@ def exactness(values: Mapping[str, Any]) -> str:
     if values["worst_argmax_gap"] is not None:
         parts.append(f"gap {values['worst_argmax_gap']:.3f} at {values['at']}")
     return ", ".join(parts) or "not checked"
+
+
+def state(values: Mapping[str, Any]) -> str:
+    """Whether cache rows were plain decoding's after every round."""
+    difference = values["first_difference"]
+    if difference is None:
+        return f"cache rows: equal to plain decoding's to the bit after each of {values['rounds']} rounds"
+    return (
+        f"cache rows: differ from plain decoding's by up to {values['worst_gap']:.3g}, first after round "
+        f"{difference['round']} of {difference['prompt_id']} in {difference['rows']}"
+    )
 
 
 def time_split(account: Mapping[str, Any]) -> str:

@@ -119,6 +119,14 @@ class TargetSession:
             if layer.offset > offset:
                 layer.trim(layer.offset - offset)
 
+    def rows(self) -> dict[str, mx.array]:
+        """Every cache row that a later pass can read, by layer and store."""
+        return {
+            f"layer {number} {name}": rows
+            for number, layer in enumerate(self.cache)
+            for name, rows in layer.reachable_rows().items()
+        }
+
     def snapshot(self) -> Snapshot:
         """The state by reference: nothing is copied, but while a snapshot lives the memory it names is not reused."""
         # Safe because the cache replaces its arrays and never assigns into them.

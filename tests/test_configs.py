@@ -44,12 +44,12 @@ def test_every_choice_makes_a_loop(
     check_complete(config)
     target = as_yaml(config.target)
     drafter = load_drafter(as_yaml(config.drafter), target)
-    speculative, baseline, _ = Parts(config).loops(load_target(target)[0], drafter)
+    loops = Parts(config).loops(load_target(target)[0], drafter)
     drafter_class = config.drafter._target_.split(".")[1]
-    assert type(speculative.drafter).__name__ == drafter_class
-    assert baseline.block == FixedBlock(gamma=0)
-    assert type(baseline) is type(speculative)
-    assert baseline.target.max_rollback == speculative.target.max_rollback
+    assert type(loops.speculative.drafter).__name__ == drafter_class
+    assert loops.baseline.block == FixedBlock(gamma=0)
+    assert type(loops.baseline) is type(loops.speculative)
+    assert loops.baseline.target.max_rollback == loops.speculative.target.max_rollback
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -98,10 +98,20 @@ class CompressorState:
 
     def __init__(self, ratio: int, overlap: bool, width: int, max_rollback: int) -> None:
         halves = 2 if overlap else 1
+        self.ratio, self.halves = ratio, halves
         # After a rollback the oldest row needed lies at most halves * ratio - 1 tokens back, and the newest
         # row written lies max_rollback tokens ahead. Rows hold [k | score + ape] in float32, as the reference pools.
         self.frontier = RowRing(halves * ratio - 1 + max_rollback, 2 * halves * width, mx.float32)
         self.pooled = GrowingRows(width)
+
+    def reachable(self, offset: int) -> dict[str, mx.array]:
+        """Rows that a pass at ``offset`` can still read: tokens of windows not pooled for good, and pooled rows."""
+        closed = offset // self.ratio
+        first = max((closed - self.halves + 1) * self.ratio, 0)
+        return {
+            "frontier": self.frontier.before(offset, offset - first),
+            "pooled": mx.zeros((0,)) if closed == 0 else self.pooled.rows[:, :closed],
+        }
 
 
 class LayerCache:
@@ -118,7 +128,8 @@ class LayerCache:
         self.max_rollback = max_rollback
         self.offset = 0
         self.written = 0  # one past the newest position ever written: what bounds a rollback
-        self.raw = RowRing(config.sliding_window - 1 + max_rollback, config.head_dim)
+        self.window = config.sliding_window
+        self.raw = RowRing(self.window - 1 + max_rollback, config.head_dim)
         self.compressor: CompressorState | None = None
         self.indexer: CompressorState | None = None
         if kind is not LayerKind.WINDOW:
@@ -168,6 +179,19 @@ class LayerCache:
     def empty(self) -> bool:
         """Whether nothing was ever written."""
         return self.raw.rows is None
+
+    def reachable_rows(self) -> dict[str, mx.array]:
+        """Every row that a later pass can read, in order of position, by store; what rounds must leave as it should be.
+
+        Returns:
+            (B, n, width) each, for ``raw``, and with compressors ``compressor frontier``, ``compressor pooled`` and the
+            indexer's.
+        """
+        rows = {"raw": self.raw.before(self.offset, min(self.offset, self.window - 1))}
+        for kind, state in (("compressor", self.compressor), ("indexer", self.indexer)):
+            if state is not None:
+                rows |= {f"{kind} {name}": array for name, array in state.reachable(self.offset).items()}
+        return rows
 
     @property
     def nbytes(self) -> int:

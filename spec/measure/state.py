@@ -1,0 +1,84 @@
+"""Whether the state that rounds leave is plain decoding's: every cache row, after every round, while a run goes on."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from spec.protocols import Round
+from spec.session import TargetSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateDifference:
+    """The first row that differs.
+
+    Attributes:
+        prompt_id: the prompt. round: index of the round after which it was seen. offset: tokens in the cache then.
+        rows: layer and store, as `models.deepseek_v4.LayerCache.reachable_rows` names them.
+        gap: largest absolute difference in them.
+    """
+
+    prompt_id: str
+    round: int
+    offset: int
+    rows: str
+    gap: float
+
+
+class StateCheck:
+    """Compares a session with a shadow that decodes the committed tokens plainly, one a pass.
+
+    Args:
+        watched: the session that the loop uses.
+        shadow: another one of the same model and headroom, for this alone.
+        chunk: prompt tokens a pass, as in the loop.
+
+    Attributes:
+        rounds: how many were compared.
+        worst_gap: largest absolute difference of any reachable row; 0 is equality to the bit.
+        first_difference: None where there is none.
+    """
+
+    def __init__(self, watched: TargetSession, shadow: TargetSession, chunk: int = 512) -> None:
+        self._watched, self._shadow, self._chunk = watched, shadow, chunk
+        self._prompt_id, self._tokens = "", []
+        self.rounds = 0
+        self.worst_gap = 0.0
+        self.first_difference: StateDifference | None = None
+
+    def begin(self, prompt_id: str, prompt: Sequence[int]) -> None:
+        """Prefills the shadow as a loop prefills."""
+        self._prompt_id, self._tokens = prompt_id, list(prompt)
+        self._shadow.reset()
+        for start in range(0, len(prompt) - 1, self._chunk):
+            self._shadow.absorb(prompt[start : min(start + self._chunk, len(prompt) - 1)])
+
+    def after(self, finished: Round) -> None:
+        """Compares once a round, or the prefill, has ended. Forces evaluation of every row."""
+        self._tokens += finished.tokens
+        for token in self._tokens[self._shadow.offset : self._watched.offset]:
+            self._shadow.forward([token])
+        expected = self._shadow.rows()
+        self.rounds += 1
+        for name, rows in self._watched.rows().items():
+            gap = mx.abs(rows - expected[name]).max().item() if rows.size else 0.0
+            self.worst_gap = max(self.worst_gap, gap)
+            if gap > 0 and self.first_difference is None:
+                self.first_difference = StateDifference(
+                    prompt_id=self._prompt_id,
+                    round=finished.index,
+                    offset=self._watched.offset,
+                    rows=name,
+                    gap=gap,
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's ``state`` object."""
+        difference = self.first_difference
+        return {
+            "rounds": self.rounds,
+            "worst_gap": self.worst_gap,
+            "first_difference": None if difference is None else asdict(difference),
+        }
