@@ -23,6 +23,7 @@ from experiments.data.render import render_json, render_markdown
 from experiments.data.sources import Source, fetch
 from experiments.data.split import split_documents
 from experiments.data.synthetic import SyntheticRecords
+from experiments.program import run
 
 logger = logging.getLogger(__name__)
 
@@ -152,4 +153,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from experiments.program import run
 from experiments.training.batches import load_tokens
 from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
 from models import load_model
@@ -57,4 +58,4 @@ def _ngram_figures(report: dict) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

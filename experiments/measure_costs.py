@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from experiments.program import run
 from spec import CostTable, Draws, TargetSession
 from spec.measure.environment import backend
 from spec.parts import as_yaml, load_drafter, load_target
@@ -112,4 +113,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from experiments.data.documents import CLASSES
 from experiments.data.kneser_ney import KneserNeyModel
+from experiments.program import run
 
 logger = logging.getLogger(__name__)
 
@@ -71,4 +72,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

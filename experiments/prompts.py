@@ -19,6 +19,9 @@ from tokenizers import Tokenizer
 from experiments.data.cuts import SPANS
 from experiments.data.deduplicate import SHINGLE_WIDTH, NearDuplicateFilter
 from experiments.data.documents import CLASSES, Document, read_documents
+from experiments.program import run
+from experiments.tokenizer import read_tokenizer
+from spec.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +93,7 @@ def make_prompts(kind: str, config: DictConfig, tokenizer: Tokenizer, licences: 
     """Rows of one class.
 
     Raises:
-        ValueError: when the prompts split has too few documents that can be cut.
+        UserError: when the prompts split has too few documents that can be cut.
     """
     corpus = Path(config.corpus)
     trained = NearDuplicateFilter(width=SHINGLE_WIDTH[kind])
@@ -119,7 +122,7 @@ def make_prompts(kind: str, config: DictConfig, tokenizer: Tokenizer, licences: 
         )
         if len(rows) == config.prompts_per_class:
             return rows
-    raise ValueError(
+    raise UserError(
         f"class {kind}: wanted {config.prompts_per_class} prompts, got {len(rows)}; enlarge the prompts split"
     )
 
@@ -127,7 +130,7 @@ def make_prompts(kind: str, config: DictConfig, tokenizer: Tokenizer, licences: 
 @hydra.main(config_path="configs", config_name="prompts", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.prompts`."""
-    tokenizer = Tokenizer.from_file(str(Path(config.tokenizer) / "tokenizer.json"))
+    tokenizer = read_tokenizer(config.tokenizer)
     manifest = json.loads((Path(config.corpus) / "manifest.json").read_text(encoding="utf-8"))
     licences = {source["name"]: source["licence"] for source in manifest["sources"]}
     output = Path(config.output)
@@ -144,4 +147,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

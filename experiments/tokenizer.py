@@ -20,6 +20,8 @@ from omegaconf import DictConfig
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from experiments.data.documents import CLASSES, read_documents
+from experiments.program import run
+from spec.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary_size: int) -> Tokenizer:
         Tokenizer that prepends the begin-of-sentence token when asked for special tokens.
 
     Raises:
-        ValueError: when the texts have too few distinct pairs to fill the vocabulary exactly.
+        UserError: when the texts have too few distinct pairs to fill the vocabulary exactly.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -79,7 +81,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocabulary_size:
-        raise ValueError(f"wanted a vocabulary of {vocabulary_size}, got {tokenizer.get_vocab_size()}: give more text")
+        raise UserError(f"wanted a vocabulary of {vocabulary_size}, got {tokenizer.get_vocab_size()}: give more text")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN_OF_SENTENCE} $A",
         pair=f"{BEGIN_OF_SENTENCE} $A {BEGIN_OF_SENTENCE} $B:1",
@@ -127,6 +129,18 @@ def bytes_per_token(tokenizer: Tokenizer, corpus: Path) -> dict[str, float]:
     return ratios
 
 
+def read_tokenizer(folder: str | Path) -> Tokenizer:
+    """The trained tokenizer of a folder.
+
+    Raises:
+        FileNotFoundError: there is none; the message says which program makes it.
+    """
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist: make it with python -m experiments.tokenizer")
+    return Tokenizer.from_file(str(file))
+
+
 @hydra.main(config_path="configs", config_name="tokenizer", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.tokenizer`."""
@@ -137,4 +151,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,7 +16,9 @@ from omegaconf import DictConfig
 from tokenizers import Tokenizer
 
 from experiments.data.documents import CLASSES, file_sha256, read_documents
-from experiments.tokenizer import BEGIN_OF_SENTENCE, END_OF_SENTENCE
+from experiments.program import run
+from experiments.tokenizer import BEGIN_OF_SENTENCE, END_OF_SENTENCE, read_tokenizer
+from spec.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +34,10 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
         (tokens,) uint16; each document is begin of sentence, text, end of sentence.
 
     Raises:
-        ValueError: when ids do not fit uint16.
+        UserError: when ids do not fit uint16.
     """
     if tokenizer.get_vocab_size() > 1 << 16:
-        raise ValueError(f"a vocabulary of {tokenizer.get_vocab_size()} does not fit uint16; wanted at most 65536")
+        raise UserError(f"a vocabulary of {tokenizer.get_vocab_size()} does not fit uint16; wanted at most 65536")
     begin, end = tokenizer.token_to_id(BEGIN_OF_SENTENCE), tokenizer.token_to_id(END_OF_SENTENCE)
     pieces = []
     for start in range(0, len(texts), 512):  # batches bound the memory of the encodings
@@ -63,7 +65,7 @@ def encode_split(tokenizer: Tokenizer, corpus: Path, split: str, seed: int) -> d
 def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.tokens`."""
     tokenizer_path = Path(config.tokenizer) / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer = read_tokenizer(config.tokenizer)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
     summary: dict = {"tokenizer_sha256": file_sha256(tokenizer_path), "seed": config.seed, "splits": {}}
@@ -76,4 +78,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,6 +19,7 @@ import numpy as np
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.program import run
 from experiments.train_target import Balancer
 from experiments.training.batches import WindowSampler, evaluation_windows, load_tokens
 from experiments.training.curves import draw_curves
@@ -220,4 +221,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.program import run
 from experiments.training.batches import WindowSampler, load_tokens
 from experiments.training.curves import draw_curves
 from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
@@ -128,4 +129,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+from spec.errors import UserError
+
 
 def members(archive: Path, include: list[str], exclude: list[str] | None = None) -> Iterator[tuple[str, bytes]]:
     """Files of an archive, in archive order.
@@ -20,7 +22,7 @@ def members(archive: Path, include: list[str], exclude: list[str] | None = None)
         Member name (without a leading `./`) and content.
 
     Raises:
-        ValueError: when the archive's suffix is not known.
+        UserError: when the archive's suffix is not known.
     """
 
     def wanted(name: str) -> bool:
@@ -37,7 +39,7 @@ def members(archive: Path, include: list[str], exclude: list[str] | None = None)
         with archive.open("rb") as file:
             yield from _tar_members(file, wanted)
     else:
-        raise ValueError(f"{archive}: wanted a wheel, zip, tar or deb file")
+        raise UserError(f"{archive}: wanted a wheel, zip, tar or deb file")
 
 
 def _tar_members(file: io.BufferedIOBase, wanted) -> Iterator[tuple[str, bytes]]:
@@ -55,10 +57,10 @@ def debian_payload(package: bytes) -> bytes:
     the decimal size, each padded to an even length (deb(5), ar(5)).
 
     Raises:
-        ValueError: when the file is no `ar` archive or has no data member.
+        UserError: when the file is no `ar` archive or has no data member.
     """
     if package[:8] != b"!<arch>\n":
-        raise ValueError("not a Debian package: the ar signature is missing")
+        raise UserError("not a Debian package: the ar signature is missing")
     position = 8
     while position + 60 <= len(package):
         name = package[position : position + 16].decode().strip().rstrip("/")
@@ -67,4 +69,4 @@ def debian_payload(package: bytes) -> bytes:
         if name.startswith("data.tar"):
             return package[position : position + size]
         position += size + size % 2
-    raise ValueError("Debian package without a data.tar member")
+    raise UserError("Debian package without a data.tar member")

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from experiments.data.archives import members
 from experiments.data.documents import Document
 from experiments.data.prose import is_running_prose, pages
+from spec.errors import UserError
 
 
 def unwrap(lines: list[str]) -> list[str]:
@@ -49,7 +50,7 @@ def r_character_vectors(database: bytes) -> Iterator[list[str]]:
     element, flags, a length and the bytes ("R Internals", section 1.8 and `src/main/serialize.c`).
 
     Raises:
-        ValueError: when a record is something other than a plain string vector.
+        UserError: when a record is something other than a plain string vector.
     """
     position = 0
     while position < len(database):
@@ -60,7 +61,7 @@ def r_character_vectors(database: bytes) -> Iterator[list[str]]:
         cursor = 14 if version < 3 else 18 + int.from_bytes(record[14:18], "big")
         flags, count = struct.unpack_from(">II", record, cursor)
         if flags & 0xFF != 16:
-            raise ValueError(f"R object of type {flags & 0xFF}, wanted a string vector (16)")
+            raise UserError(f"R object of type {flags & 0xFF}, wanted a string vector (16)")
         cursor += 8
         lines = []
         for _ in range(count):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spec.errors import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
@@ -49,10 +51,10 @@ class KneserNeyModel:
             order: longest n.
 
         Raises:
-            ValueError: when the stream is shorter than two n-grams or ids are out of range.
+            UserError: when the stream is shorter than two n-grams or ids are out of range.
         """
         if len(tokens) < 2 * order or tokens.max() >= vocabulary_size:
-            raise ValueError(f"wanted at least {2 * order} ids below {vocabulary_size}, got {len(tokens)}")
+            raise UserError(f"wanted at least {2 * order} ids below {vocabulary_size}, got {len(tokens)}")
         self.vocabulary_size = vocabulary_size
         tokens = tokens.astype(np.int64)
         contexts = np.zeros(len(tokens) + 1, dtype=np.int32)  # of length n - 1, ending before each position

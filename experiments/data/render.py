@@ -5,6 +5,7 @@ import random
 import re
 
 from experiments.data.records import RecordSet
+from spec.errors import UserError
 
 _INTROS = (
     "The following table lists {count} {title}.",
@@ -89,10 +90,10 @@ def render_table(headings: list[str], rows: list[list[str]], align: list[str], p
         outer: write the outer pipes.
 
     Raises:
-        ValueError: when a row has another number of cells than there are headings.
+        UserError: when a row has another number of cells than there are headings.
     """
     if any(len(row) != len(headings) for row in rows):
-        raise ValueError(f"wanted {len(headings)} cells in every row, got {sorted({len(row) for row in rows})}")
+        raise UserError(f"wanted {len(headings)} cells in every row, got {sorted({len(row) for row in rows})}")
     widths = [max(3, *(len(row[i]) for row in [headings, *rows])) if padded else 3 for i in range(len(headings))]
     rules = []
     for width, side in zip(widths, align, strict=True):
@@ -112,7 +113,7 @@ def parse_table(text: str) -> tuple[list[str], list[list[str]]]:
     """Headings and unescaped cells of the first table of a Markdown text: the inverse of `render_table`.
 
     Raises:
-        ValueError: when the text holds no table.
+        UserError: when the text holds no table.
     """
 
     def cells(line: str) -> list[str]:
@@ -130,7 +131,7 @@ def parse_table(text: str) -> tuple[list[str], list[list[str]]]:
                     break
                 rows.append(cells(line))
             return cells(lines[index - 1]), rows
-    raise ValueError("no Markdown table in the text")
+    raise UserError("no Markdown table in the text")
 
 
 def render_markdown(records: RecordSet, draw: random.Random) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spec.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 _PERMISSIVE = (
@@ -45,10 +47,10 @@ class Source:
         """Refuses a licence that is not permissive, before anything is downloaded.
 
         Raises:
-            ValueError: when no alternative of the licence expression is in `PERMISSIVE_LICENCES`.
+            UserError: when no alternative of the licence expression is in `PERMISSIVE_LICENCES`.
         """
         if not PERMISSIVE_LICENCES & set(self.licence.split(" OR ")):
-            raise ValueError(
+            raise UserError(
                 f"source {self.name}: licence {self.licence!r} is not one of {sorted(PERMISSIVE_LICENCES)}; drop it"
             )
 
@@ -56,7 +58,7 @@ class Source:
         """The download command, to be run in an empty folder.
 
         Raises:
-            ValueError: when the registry is not known.
+            UserError: when the registry is not known.
         """
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         match self.registry:
@@ -68,7 +70,7 @@ class Source:
                 return ["npm", "pack", "--silent", f"{self.package}@{self.version}"]
             case "apt":
                 return ["apt-get", "--quiet", "download", f"{self.package}={self.version}"]
-        raise ValueError(f"source {self.name}: registry must be pip, pip_source, npm or apt, got {self.registry!r}")
+        raise UserError(f"source {self.name}: registry must be pip, pip_source, npm or apt, got {self.registry!r}")
 
 
 def fetch(source: Source, downloads: Path) -> Path:
@@ -82,7 +84,7 @@ def fetch(source: Source, downloads: Path) -> Path:
         The downloaded archive.
 
     Raises:
-        RuntimeError: when the client fails (with its own words) or leaves another number of files than one.
+        UserError: when the client fails (with its own words) or leaves another number of files than one.
     """
     folder = downloads / re.sub(r"[^\w.+-]+", "_", f"{source.registry}-{source.package}-{source.version}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,11 +92,11 @@ def fetch(source: Source, downloads: Path) -> Path:
         logger.info("downloading %s %s (%s)", source.package, source.version, source.registry)
         result = subprocess.run(source.command(), cwd=folder, capture_output=True, text=True, timeout=900)
         if result.returncode:
-            raise RuntimeError(
+            raise UserError(
                 f"source {source.name}: {' '.join(source.command())} failed: {result.stderr.strip()[-400:]}; "
                 "if the registry no longer serves this version, pin a newer one in the configuration"
             )
     files = sorted(folder.iterdir())
     if len(files) != 1:
-        raise RuntimeError(f"source {source.name}: wanted one file in {folder}, got {len(files)}; empty it and retry")
+        raise UserError(f"source {source.name}: wanted one file in {folder}, got {len(files)}; empty it and retry")
     return files[0]

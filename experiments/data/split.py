@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from experiments.data.documents import Document, stable_hash
+from spec.errors import UserError
 
 
 def split_documents(
@@ -30,7 +31,7 @@ def split_documents(
         Documents by split name; every document is in exactly one split.
 
     Raises:
-        ValueError: when train would get less than half of the bytes.
+        UserError: when train would get less than half of the bytes.
     """
     ordered = sorted(documents, key=lambda document: stable_hash(f"{seed}/{document.id}"))
     total = sum(document.num_bytes for document in ordered)
@@ -39,7 +40,7 @@ def split_documents(
         "valid": max(valid_share * total, min_bytes),
     }
     if sum(wanted.values()) > total / 2 or 2 * min_documents > len(ordered) / 2:
-        raise ValueError(
+        raise UserError(
             f"{total} bytes in {len(ordered)} documents are too few for {sum(wanted.values()):.0f} bytes of valid and "
             f"prompts with {min_documents} documents each; add sources"
         )

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from spec.errors import UserError
+
 
 def load_tokens(path: str | Path) -> dict[str, np.ndarray]:
     """Token ids by prompt class.
@@ -44,7 +46,7 @@ class WindowSampler:
         self.classes = [name for name, share in shares.items() if share > 0]
         too_short = [name for name in self.classes if name not in tokens or len(tokens[name]) <= length]
         if too_short:
-            raise ValueError(f"wanted more than {length} tokens a class, got fewer or none of {', '.join(too_short)}")
+            raise UserError(f"wanted more than {length} tokens a class, got fewer or none of {', '.join(too_short)}")
         weights = np.array([shares[name] for name in self.classes], dtype=np.float64)
         self.weights = weights / weights.sum()
         self.tokens = tokens

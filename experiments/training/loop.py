@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from experiments.training.flat import FlatLayout, Tree
 from models.formats.names import FLOAT32_NAMES, checkpoint_names
+from spec.errors import UserError
 
 LossFunction = Callable[..., tuple[mx.array, dict[str, Any]]]
 
@@ -198,7 +199,7 @@ class Trainer:
         """Continues from the folder's state, if there is one.
 
         Raises:
-            ValueError: the state is that of other parameters.
+            UserError: the state is that of other parameters.
         """
         file = self.folder / "state.safetensors"
         if not file.is_file():
@@ -210,7 +211,7 @@ class Trainer:
             trees[kind].append((rest, array))
         held = {name: array.shape for name, array in trees["parameters"]}
         if held != {name: array.shape for name, array in self.vectors.items()}:
-            raise ValueError(f"{file} is the state of a model of other sizes: remove it or set folder to another one")
+            raise UserError(f"{file} is the state of a model of other sizes: remove it or set folder to another one")
         self.vectors = dict(trees["parameters"])
         self.optimizer.state = tree_unflatten(trees["optimizer"])
         self.extra.update(trees["extra"])
