@@ -20,7 +20,6 @@ def lay_out_for_device(model: nn.Module) -> None:
             module.weight = _by_columns(module.weight)
         elif isinstance(module, HyperConnection | HyperHead):
             module.fn = _by_columns(module.fn)
-    mx.eval(model.parameters())
 
 
 def _by_columns(matrix: mx.array) -> mx.array:

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.model import Model
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
+from models.formats.checkpoint import TensorHeader, census, expected_tensors, load_weights, read_headers
 
 DRAFTER_PREFIX = "mtp."  # a checkpoint keeps its drafter's tensors beside the target's, under this prefix
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -85,6 +85,25 @@ def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
     load_weights(model, headers, dtype)
     model.path = str(folder)
     return model.eval()
+
+
+def find_drafter(path: str | Path | None, target: Model) -> tuple[Path, dict[str, TensorHeader]]:
+    """The folder of a drafter's checkpoint and the headers of the drafter's tensors.
+
+    Args:
+        path: checkpoint folder; None for the one that the target came from.
+        target: the model that it drafts for.
+
+    Raises:
+        ModelError: there is no folder, or no drafter in it.
+    """
+    if path is None and target.path is None:
+        raise ModelError("drafter.path is null and the target was not loaded from a folder: give a checkpoint folder")
+    folder = find_checkpoint(path or target.path)
+    headers = {name: header for name, header in read_headers(folder).items() if name.startswith(DRAFTER_PREFIX)}
+    if not headers:
+        raise ModelError(f"{folder} holds no drafter ({DRAFTER_PREFIX}* tensors): give drafter.path another folder")
+    return folder, headers
 
 
 def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, TokenizerWrapper]:

@@ -1,6 +1,6 @@
 """One generation: how far it has come, where the user's limits end it, and what came of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spec.protocols import FinishReason, Kind, Round, StopRule, Verdict
@@ -63,6 +63,15 @@ class Cut:
     kind: Kind
     finish_reason: FinishReason | None
     has_no_residual: bool = False
+
+
+def prefill_chunks(prompt: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """All of a prompt but its last token, ``size`` tokens at a time.
+
+    The last token goes alone, as every anchor will, so that only its logits are ever computed (as in mlx-lm).
+    """
+    for start in range(0, len(prompt) - 1, size):
+        yield prompt[start : min(start + size, len(prompt) - 1)]
 
 
 def cut_off(progress: Progress, drafted: tuple[int, ...], verdict: Verdict, context: int) -> Cut:

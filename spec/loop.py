@@ -12,7 +12,7 @@ from typing import Any
 
 from spec.clock import Clock, Stopwatch, wall_clock
 from spec.errors import UserError
-from spec.generation import Cut, Progress, cut_off
+from spec.generation import Cut, Progress, cut_off, prefill_chunks
 from spec.protocols import (
     BlockPlan,
     BlockPolicy,
@@ -191,9 +191,7 @@ class SpeculativeLoop(ABC):
 
     def _prefill(self, prompt: Sequence[int], watch: Stopwatch) -> TargetPass:
         """Runs the prompt; returns its last row."""
-        # The last token goes alone, as every anchor will, so that only its logits are ever computed (as in mlx-lm).
-        for start in range(0, len(prompt) - 1, self.prefill_chunk):
-            chunk = prompt[start : min(start + self.prefill_chunk, len(prompt) - 1)]
+        for chunk in prefill_chunks(prompt, self.prefill_chunk):
             features = self.target.absorb(chunk)
             with watch.time("propose"):
                 self.drafter.observe(chunk, features)

@@ -193,13 +193,12 @@ class Attention(AttentionProjections):
         batch, heads, count, width = queries.shape
         window = self.window
         offset = 0 if cache is None else cache.offset
-        held = min(offset, window)
+        held = min(offset, window - 1)  # the row just outside every query's window is not needed
         blocks = -(-count // window)
         excess = blocks * window - count
         # Row j of near stands at position offset - window + j: one block of history, then the new tokens.
         near = mx.pad(rows, [(0, 0), (window, excess), (0, 0)])
         if held:
-            held = min(held, window - 1)  # the row just outside every query's window is not needed
             history = cache.raw.before(offset, held).astype(rows.dtype)
             near = mx.concatenate([near[:, : window - held], history, near[:, window:]], axis=1)
         near = near.reshape(batch, blocks + 1, window, width)

@@ -103,10 +103,9 @@ class MixtureOfExperts(nn.Module):
             probe.record_load(layer, experts, self.gate.weight.shape[0])
         if self.training:
             routed = self._every_expert(x, experts, weights)
-        elif can_gather(x.dtype):
-            routed = (self.experts(x, experts).astype(mx.float32) * weights[..., None]).sum(axis=-2)
         else:
-            routed = (self._copied_experts(x, experts).astype(mx.float32) * weights[..., None]).sum(axis=-2)
+            each = self.experts(x, experts) if can_gather(x.dtype) else self._copied_experts(x, experts)
+            routed = (each.astype(mx.float32) * weights[..., None]).sum(axis=-2)
         return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
 
     def _copied_experts(self, x: mx.array, experts: mx.array) -> mx.array:

@@ -3,14 +3,12 @@
 import re
 from pathlib import Path
 
-import mlx.core as mx
-
 from models.deepseek_v4.model import Model
 from models.dspark.config import DSparkConfig
 from models.dspark.network import Network
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
-from models.loading import DRAFTER_PREFIX, find_checkpoint, read_config
+from models.formats.checkpoint import census, expected_tensors, load_weights
+from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.quantization import check_format, quantise
 
 
@@ -29,12 +27,7 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
         ModelError: there is no DSpark drafter, it does not fit the target, or tensors are missing or unexpected.
     """
     check_format(quant)
-    if path is None and target.path is None:
-        raise ModelError("drafter.path is null and the target was not loaded from a folder: give a checkpoint folder")
-    folder = find_checkpoint(path or target.path)
-    headers = {name: header for name, header in read_headers(folder).items() if name.startswith(DRAFTER_PREFIX)}
-    if not headers:
-        raise ModelError(f"{folder} holds no drafter ({DRAFTER_PREFIX}* tensors): give drafter.path another folder")
+    folder, headers = find_drafter(path, target)
     if "mtp.0.main_proj.weight" not in headers:
         kind = "the original MTP block (e_proj)" if any("e_proj" in name for name in headers) else "another drafter"
         raise ModelError(
@@ -51,6 +44,5 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     network = Network(config, target)
     census(expected_tensors(network), headers, folder, "DSpark drafter")
     load_weights(network, headers, target.embed.weight.dtype)
-    mx.eval(network.parameters())
     quantise(network, quant)
     return network.eval()

@@ -170,6 +170,7 @@ def load_weights(
         weights.append((parameter, parts[0] if len(parts) == 1 else mx.stack(parts)))
     model.load_weights(weights, strict=True)
     lay_out_for_device(model)
+    mx.eval(model.parameters())
 
 
 def checkpoint_tensors(model: nn.Module, dtype: mx.Dtype | None = None, prefix: str = "") -> dict[str, mx.array]:

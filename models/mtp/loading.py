@@ -4,12 +4,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import mlx.core as mx
-
 from models.deepseek_v4.model import Model
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights, read_headers
-from models.loading import DRAFTER_PREFIX, find_checkpoint, read_config
+from models.formats.checkpoint import census, expected_tensors, load_weights
+from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.mtp.network import Collapse, Network
 from models.quantization import check_format, quantise
 
@@ -57,12 +55,7 @@ def load_mtp(
     check_format(quant)
     if collapse not in get_args(Collapse):
         raise ModelError(f"drafter.collapse: wanted one of {', '.join(get_args(Collapse))}, got {collapse!r}")
-    if path is None and target.path is None:
-        raise ModelError("drafter.path is null and the target was not loaded from a folder: give a checkpoint folder")
-    folder = find_checkpoint(path or target.path)
-    headers = {name: header for name, header in read_headers(folder).items() if name.startswith(DRAFTER_PREFIX)}
-    if not headers:
-        raise ModelError(f"{folder} holds no drafter ({DRAFTER_PREFIX}* tensors): give drafter.path another folder")
+    folder, headers = find_drafter(path, target)
     if "mtp.0.main_proj.weight" in headers:
         raise ModelError(
             f"the {DRAFTER_PREFIX}* tensors in {folder} are DSpark (mtp.0.main_proj.weight), not the original MTP "
@@ -78,7 +71,6 @@ def load_mtp(
     network = Network(target, collapse, zero_first_embedding)
     census(expected_tensors(network), headers, folder, "MTP block")
     load_weights(network, headers, target.norm.weight.dtype)
-    mx.eval(network.parameters())
     quantise(network, quant)
     return network.eval()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec.generation import Generation
+from spec.generation import Generation, prefill_chunks
 from spec.protocols import Target
 
 
@@ -67,8 +67,8 @@ def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], 
         len(tokens) rows (V,) float32, row i about tokens[i].
     """
     target.reset()
-    for start in range(0, len(prompt) - 1, chunk):
-        target.absorb(prompt[start : min(start + chunk, len(prompt) - 1)])
+    for tokens_before in prefill_chunks(prompt, chunk):
+        target.absorb(tokens_before)
     rows = []
     for token in (prompt[-1], *tokens[:-1]):
         rows.append(target.forward([token]).logits[0].astype(mx.float32))

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from spec.generation import prefill_chunks
 from spec.protocols import Round
 from spec.session import TargetSession
 
@@ -52,8 +53,8 @@ class StateCheck:
         """Prefills the shadow as a loop prefills."""
         self._prompt_id, self._tokens = prompt_id, list(prompt)
         self._shadow.reset()
-        for start in range(0, len(prompt) - 1, self._chunk):
-            self._shadow.absorb(prompt[start : min(start + self._chunk, len(prompt) - 1)])
+        for chunk in prefill_chunks(prompt, self._chunk):
+            self._shadow.absorb(chunk)
 
     def after(self, finished: Round) -> None:
         """Compares once a round, or the prefill, has ended. Forces evaluation of every row."""
