@@ -1,6 +1,8 @@
-"""Bits per byte of a target on all held-out text, beside the 5-gram model's: ``python -m experiments.evaluate_target``.
+"""Bits per byte of a target on all held-out text: ``python -m experiments.evaluate_target``.
 
-Needs the tokens of `experiments.tokens`; compares with `experiments.ngram_baseline` where that has been run.
+Needs the tokens of `experiments.tokens`; stands beside the figures of `experiments.ngram_baseline` and
+`experiments.evaluate_reference` where those have been run. With ``storage=fp8`` the target's weights are first rounded
+as a base checkpoint of the real model stores them.
 """
 
 import json
@@ -15,13 +17,20 @@ from rich.table import Table
 from experiments.program import run
 from experiments.training.batches import load_tokens
 from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
+from experiments.training.storage import round_as_fp8_checkpoint
 from models import load_model
+from spec.errors import UserError
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate_target")
 def main(config: DictConfig) -> None:
     """Evaluates, prints a table and writes it to ``output`` as JSON."""
     target = load_model(config.target, config.dtype)
+    if config.storage not in (None, "fp8"):
+        raise UserError(f"storage: wanted null (weights as they are) or fp8, got {config.storage!r}")
+    if config.storage == "fp8":
+        plain, rounded = round_as_fp8_checkpoint(target)
+        print(f"weights in bfloat16 {plain / 1e6:.2f} MB, with projections and experts in fp8 {rounded / 1e6:.2f} MB")
 
     def logits_of(tokens: mx.array) -> mx.array:
         logits = target(tokens)
@@ -36,25 +45,34 @@ def main(config: DictConfig) -> None:
         batch_size=config.batch_size,
         limit=config.windows,
     )
-    ngram = Path(config.ngram)
-    baseline = _ngram_figures(json.loads(ngram.read_text(encoding="utf-8"))) if ngram.is_file() else {}
-    table = Table(title=f"bits per byte, {config.target}")
-    for column in ("class", "target", "5-gram"):
+    columns = {"target": figures, "5-gram": _ngram_figures(Path(config.ngram))}
+    columns["SmolLM2-135M"] = _reference_figures(Path(config.reference))
+    table = Table(title=f"bits per byte, {config.target}" + (" in fp8" if config.storage else ""))
+    for column in ("class", *columns):
         table.add_column(column)
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.3f}", f"{baseline[name]:.3f}" if name in baseline else "-")
+    for name in figures:
+        table.add_row(name, *(f"{column[name]:.4f}" if name in column else "-" for column in columns.values()))
     Console().print(table)
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"target": figures, "ngram": baseline}, indent=2) + "\n", encoding="utf-8")
+    output.write_text(json.dumps(columns, indent=2) + "\n", encoding="utf-8")
 
 
-def _ngram_figures(report: dict) -> dict[str, float]:
-    """Bits per byte by class, and over all, from the baseline's report."""
-    classes = report["classes"]
+def _ngram_figures(file: Path) -> dict[str, float]:
+    """Bits per byte by class, and over all, from the n-gram model's report; empty without one."""
+    if not file.is_file():
+        return {}
+    classes = json.loads(file.read_text(encoding="utf-8"))["classes"]
     figures = {name: counts["bits_per_byte"] for name, counts in classes.items()}
     bits, size = (sum(counts[key] for counts in classes.values()) for key in ("bits", "bytes"))
     return figures | {"all": bits / size}
+
+
+def _reference_figures(file: Path) -> dict[str, float]:
+    """Bits per byte by class, and over all, from the reference model's report; empty without one."""
+    if not file.is_file():
+        return {}
+    return {name: row["bits_per_byte"] for name, row in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 if __name__ == "__main__":

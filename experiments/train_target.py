@@ -1,5 +1,7 @@
 """Trains a DeepSeek-V4 target from scratch: ``python -m experiments.train_target``.
 
+On several GPUs, one process each: ``mlx.launch --backend nccl -n 4 -- python -m experiments.train_target``.
+
 Next-token loss, plus each indexer's alignment loss (first with dense attention over compressed rows, then with the
 indexer's own choice). Routers are balanced by their selection bias: after every step the bias of an overloaded expert
 falls and that of an underloaded one rises (DeepSeek-V3 report, section 2.1.2).
@@ -22,6 +24,7 @@ from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
 from experiments.training.loop import Trainer
+from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.probe import Probe
 from models.formats.checkpoint import checkpoint_tensors
@@ -86,18 +89,23 @@ def main(config: DictConfig) -> None:
     values = OmegaConf.to_container(config.model, resolve=True)
     model = Model(DeepseekV4Config.from_dict(values))
     folder, destination = Path(config.folder), Path(config.destination)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+    group = process_group()
+    if rank_of(group) == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     initialise(model, config.model.num_hidden_layers, config.seed)
     model.train()
     tokens = load_tokens(config.data.train)
     held_out = load_tokens(config.data.valid)
     bytes_per_token = read_bytes_per_token(Path(config.data.summary), "valid")
-    sampler = WindowSampler(tokens, config.data.shares, config.batch_size, config.length, config.seed)
+    sampler = WindowSampler(
+        tokens, config.data.shares, config.batch_size, config.length, config.seed, rank=rank_of(group)
+    )
     plan = instantiate(config.plan)
     biases = {str(number): layer.ffn.gate.bias for number, layer in enumerate(model.layers) if "bias" in layer.ffn.gate}
     balancer = Balancer(biases, config.balance_rate)
-    trainer = Trainer(model.trainable_parameters(), partial(loss_function, model), plan, folder, extra=balancer.biases)
+    loss = partial(loss_function, model)
+    trainer = Trainer(model.trainable_parameters(), loss, plan, folder, balancer.biases, group)
 
     def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
         model.update(parameters)
@@ -121,11 +129,13 @@ def main(config: DictConfig) -> None:
         tokens_per_step=config.batch_size * config.length,
         max_seconds=config.max_seconds,
     )
-    model.update(trainer.parameters)
-    set_biases(model, balancer.biases)
-    export(model, destination, {"architectures": ["DeepseekV4ForCausalLM"], "torch_dtype": "bfloat16", **values})
-    draw_curves(folder)
-    print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; checkpoint in {destination}")
+    if trainer.is_first:
+        model.update(trainer.parameters)
+        set_biases(model, balancer.biases)
+        export(model, destination, {"architectures": ["DeepseekV4ForCausalLM"], "torch_dtype": "bfloat16", **values})
+        draw_curves(folder)
+        print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; checkpoint in {destination}")
+    wait_for_all(group)  # a launcher may end all processes when one has ended
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def random_model(config: DeepseekV4Config | None = None, seed: int = 0) -> Model
     return model
 
 
-def random_mtp(target: Model, seed: int = 3) -> MTPNetwork:
-    """An MTP block for a target, likewise."""
-    network = MTPNetwork(target)
+def random_mtp(target: Model, seed: int = 3, config: DeepseekV4Config | None = None) -> MTPNetwork:
+    """An MTP block for a target, likewise; its configuration follows from the target's unless given."""
+    network = MTPNetwork(target, config=config)
     fill_randomly(network, network.config, seed)
     return network
 

@@ -29,8 +29,8 @@ def draw_curves(folder: Path) -> Path | None:
 
     evaluations = [line for line in lines if "evaluation" in line]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    skipped = {"step", "tokens_per_s", "gradient_norm", "worst_overload"}
-    for name in [key for key in training[0] if key not in skipped]:
+    skipped = ("step", "tokens_per_s", "gradient_norm", "worst_overload", "match_at_", "is_generated")
+    for name in [key for key in training[0] if not key.startswith(skipped)]:
         left.plot([line["step"] for line in training], [line[name] for line in training], label=name, linewidth=1)
     left.set(xlabel="step", ylabel="training loss (nats a token)", yscale="log")
     left.legend()

@@ -43,8 +43,14 @@ def _write_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=0) + "\n", encoding="utf-8")
 
 
-def update_config(folder: Path, values: dict[str, Any]) -> None:
-    """Adds keys to the folder's ``config.json``, creating it if needed."""
+def update_config(folder: Path, values: dict[str, Any], replaced: str | None = None) -> None:
+    """Adds keys to the folder's ``config.json``, creating it if needed.
+
+    Args:
+        values: by key.
+        replaced: keys that begin so and are not among ``values`` are removed; None keeps all.
+    """
     file = folder / "config.json"
     present = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    present = {key: value for key, value in present.items() if replaced is None or not key.startswith(replaced)}
     file.write_text(json.dumps(present | values, indent=2) + "\n", encoding="utf-8")

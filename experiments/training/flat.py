@@ -45,6 +45,10 @@ class FlatLayout:
 
     def unpack(self, vectors: dict[str, mx.array]) -> Tree:
         """The tree back from its vectors."""
+        return tree_unflatten(self.leaves(vectors))
+
+    def leaves(self, vectors: dict[str, mx.array]) -> list[tuple[str, mx.array]]:
+        """The tree's arrays by name."""
         leaves = []
         for group, members in self.members.items():
             start = 0
@@ -54,4 +58,4 @@ class FlatLayout:
                     size *= extent
                 leaves.append((name, vectors[group][start : start + size].reshape(shape)))
                 start += -(-size // ALIGNMENT) * ALIGNMENT
-        return tree_unflatten(leaves)
+        return leaves

@@ -1,4 +1,9 @@
-"""The optimisation loop: AdamW on float32 weights, bfloat16 arithmetic, resumable, logged a line at a time."""
+"""The optimisation loop: AdamW on float32 weights, bfloat16 arithmetic, resumable, logged a line at a time.
+
+With several processes each takes its own batch of a step; gradients and auxiliary values are averaged over them, so
+that all hold the same weights to the bit. Rank 0 alone evaluates, logs and writes; meanwhile the others wait in the
+next step's sum, which has no time limit.
+"""
 
 import json
 import time
@@ -13,6 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
 from experiments.training.flat import FlatLayout, Tree
+from experiments.training.parallel import Group, first_says, mean_over_processes, rank_of, values_of_all
 from models.formats.names import FLOAT32_NAMES, checkpoint_names
 from spec.errors import UserError
 
@@ -75,6 +81,7 @@ class Trainer:
         plan: how long and how fast.
         folder: where ``log.jsonl`` and ``state.safetensors`` go; an existing state is resumed.
         extra: arrays by name that change in training without being parameters; saved and restored in place.
+        group: the processes that train together, all with the same other arguments; None for one alone.
     """
 
     def __init__(
@@ -84,12 +91,16 @@ class Trainer:
         plan: Plan,
         folder: Path,
         extra: dict[str, mx.array] | None = None,
+        group: Group | None = None,
     ) -> None:
         self.layout = FlatLayout(parameters, group_of)
         self.vectors = self.layout.pack(parameters)
         self.plan = plan
         self.folder = folder
         self.extra = {} if extra is None else extra
+        self.group = group
+        self.processes = 1 if group is None else group.size()
+        self.is_first = rank_of(group) == 0
         self.step = 0
         schedule = plan.schedule()
         make = [
@@ -119,9 +130,10 @@ class Trainer:
         return self.layout.unpack(cast)
 
     def _step(self, phase: Any, *batch: Any) -> tuple[mx.array, dict[str, Any]]:
-        """One optimisation step, unevaluated: the loss and the auxiliary arrays."""
+        """One optimisation step, unevaluated: the loss and the auxiliary arrays, means over the processes."""
         (value, auxiliary), gradients = self._value_and_gradients(self.arithmetic_parameters(), phase, *batch)
         vectors = {group: vector.astype(mx.float32) for group, vector in self.layout.pack(gradients).items()}
+        vectors, value, auxiliary = mean_over_processes((vectors, value, auxiliary), self.group)
         vectors, norm = optim.clip_grad_norm(vectors, self.plan.clip_norm)
         self.vectors = self.optimizer.apply_gradients(vectors, self.vectors)
         return value, {**auxiliary, "gradient_norm": norm}
@@ -133,52 +145,67 @@ class Trainer:
         phase: Callable[[int], Any] = lambda step: None,
         after_step: Callable[[dict[str, Any]], None] = lambda auxiliary: None,
         evaluate: Callable[[Tree], dict[str, float]] | None = None,
-        tokens_per_step: int = 0,
+        tokens_per_step: int | Callable[[int], int] = 0,
         max_seconds: float | None = None,
     ) -> bool:
         """Trains from the current step.
 
         Args:
-            batch: arrays (or trees of them) of a step. phase: hashable argument of the loss at a step.
+            batch: arrays (or trees of them) of a step, this process's own. phase: hashable argument of the loss at a
+                step, the same in all processes.
             after_step: sees the auxiliary arrays of each step.
-            evaluate: figures for the log, from parameters in arithmetic dtypes.
-            tokens_per_step: for the throughput in the log.
-            max_seconds: stop in good order after this long, with a checkpoint; None for no limit.
+            evaluate: figures for the log, from parameters in arithmetic dtypes; called in rank 0 alone.
+            tokens_per_step: tokens of this process's batch, of every step or by step; the throughput in the log counts
+                all processes.
+            max_seconds: stop in good order after this long, with a checkpoint; None for no limit. Rank 0's clock
+                decides for all; several processes look at it every ``log_every`` steps.
 
         Returns:
             Whether all steps are done.
+
+        Raises:
+            UserError: the processes do not stand at the same step.
         """
         self.resume()
+        steps = values_of_all(self.step, self.group)
+        if min(steps) != max(steps):
+            found = ", ".join(f"{step:.0f}" for step in steps)
+            raise UserError(f"the processes stand at steps {found}: start all with one folder that all can read")
         begun = mark = time.perf_counter()
-        marked = self.step
+        tokens = 0
         previous = mx.array(0.0)
-        progress = tqdm(total=self.plan.steps, initial=self.step, unit="step", mininterval=5)
+        progress = tqdm(total=self.plan.steps, initial=self.step, unit="step", mininterval=5, disable=not self.is_first)
         while self.step < self.plan.steps:
             value, auxiliary = self._step(phase(self.step), *batch(self.step))
             after_step(auxiliary)
             mx.async_eval(self.vectors, self.optimizer.state, value, auxiliary)
             mx.eval(previous)  # at most one step runs while the host prepares the next: bounds memory
             previous = value
+            tokens += self.processes * (tokens_per_step(self.step) if callable(tokens_per_step) else tokens_per_step)
             self.step += 1
             progress.update()
             is_last = self.step == self.plan.steps
-            if self.step % self.plan.log_every == 0 or is_last:
+            is_marked = self.step % self.plan.log_every == 0
+            if self.is_first and (is_marked or is_last):
                 line = {"step": self.step, "loss": value.item()}
                 line |= {name: array.item() for name, array in auxiliary.items() if _is_scalar(array)}
                 now = time.perf_counter()
-                line["tokens_per_s"] = (self.step - marked) * tokens_per_step / (now - mark)
-                mark, marked = now, self.step
+                line["tokens_per_s"] = tokens / (now - mark)
+                mark, tokens = now, 0
                 progress.set_postfix(loss=f"{line['loss']:.3f}")
                 self._log(line)
-            if evaluate is not None and (self.step % self.plan.evaluate_every == 0 or is_last):
+            if self.is_first and evaluate is not None and (self.step % self.plan.evaluate_every == 0 or is_last):
                 self._log({"step": self.step, "evaluation": evaluate(self.arithmetic_parameters())})
                 mark = time.perf_counter()
-            is_over = max_seconds is not None and time.perf_counter() - begun > max_seconds
-            if self.step % self.plan.checkpoint_every == 0 or is_last or is_over:
+            is_over = False
+            if max_seconds is not None and (is_marked or self.group is None):
+                is_over = first_says(time.perf_counter() - begun > max_seconds, self.group)
+            if self.is_first and (self.step % self.plan.checkpoint_every == 0 or is_last or is_over):
                 self.save()
                 mark = time.perf_counter()
             if is_over:
                 break
+        mx.eval(self.vectors, self.extra)  # before a process may end, it has done its part of the last sum
         progress.close()
         return self.step >= self.plan.steps
 

@@ -71,9 +71,12 @@ class AttentionProjections(nn.Module):
 
     def project(self, attended: mx.array, offset: int) -> mx.array:
         """Attended values (B, heads, T, d) -> (B, T, H): rotated back at the query's position, projected by group."""
+        return self.merge(self._rotary(attended, offset, inverse=True))
+
+    def merge(self, attended: mx.array) -> mx.array:
+        """Values (B, heads, T, d) that were rotated back -> (B, T, H), projected by group."""
         batch, _, count, _ = attended.shape
-        attended = self._rotary(attended, offset, inverse=True).swapaxes(1, 2)
-        grouped = attended.reshape(batch, count, self.groups, -1).swapaxes(1, 2)
+        grouped = attended.swapaxes(1, 2).reshape(batch, count, self.groups, -1).swapaxes(1, 2)
         weight = self.wo_a.weight.reshape(self.groups, -1, grouped.shape[-1])
         latent = (grouped @ weight.swapaxes(-1, -2)).swapaxes(1, 2).flatten(-2)
         return self.wo_b(latent)

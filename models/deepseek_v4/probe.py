@@ -42,5 +42,6 @@ class Probe:
         self.alignment.append(mx.where(has_rows, divergence, 0.0).sum() / count)
 
     def record_load(self, layer: int, experts: mx.array, count: int) -> None:
-        """Adds the load of one layer: experts (B, T, k) chosen out of ``count``."""
-        self.load[layer] = (mx.expand_dims(experts, -1) == mx.arange(count)).sum(axis=(0, 1, 2)).astype(mx.float32)
+        """Adds to the load of one layer: experts (B, T, k) chosen out of ``count``."""
+        chosen = (mx.expand_dims(experts, -1) == mx.arange(count)).sum(axis=(0, 1, 2)).astype(mx.float32)
+        self.load[layer] = self.load.get(layer, 0.0) + chosen

@@ -21,6 +21,18 @@ class MarkovHead(nn.Module):
         return self.markov_w2(embedded).astype(mx.float32)
 
 
+class NoMarkovHead(nn.Module):
+    """Stands where a drafter has no Markov head: no parameters, no embedding, no bias."""
+
+    def embed(self, previous: mx.array) -> None:
+        """Token ids (...) -> nothing."""
+        return None
+
+    def bias(self, embedded: None) -> float:
+        """Zero for every token."""
+        return 0.0
+
+
 class ConfidenceHead(nn.Module):
     """Logit of the probability that a position's token stands, given that those before it do."""
 
@@ -28,7 +40,9 @@ class ConfidenceHead(nn.Module):
         super().__init__()
         self.proj = nn.Linear(hidden_size + rank, 1, bias=False)
 
-    def __call__(self, hidden: mx.array, embedded: mx.array) -> mx.array:
-        """Hidden (..., H) and the previous token's Markov embedding (..., R) -> (...) float32 logits."""
-        joined = mx.concatenate([hidden.astype(mx.float32), embedded.astype(mx.float32)], axis=-1)
+    def __call__(self, hidden: mx.array, embedded: mx.array | None) -> mx.array:
+        """Hidden (..., H) and the previous token's Markov embedding (..., R), if any -> (...) float32 logits."""
+        joined = hidden.astype(mx.float32)
+        if embedded is not None:
+            joined = mx.concatenate([joined, embedded.astype(mx.float32)], axis=-1)
         return (joined @ self.proj.weight.astype(mx.float32).T)[..., 0]

@@ -11,6 +11,9 @@ from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.quantization import check_format, quantise
 
+MARK = re.compile(r"mtp\.0\.main_proj\.weight|mtp\.\d+\.confidence_head\.proj\.weight")
+"""What tells DSpark: the fusion of the target's features; or, in a drafter without them, the confidence head."""
+
 
 def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> Network:
     """Loads the DSpark drafter of a checkpoint.
@@ -28,7 +31,7 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     """
     check_format(quant)
     folder, headers = find_drafter(path, target)
-    if "mtp.0.main_proj.weight" not in headers:
+    if "mtp.0.e_proj.weight" in headers or not any(MARK.fullmatch(name) for name in headers):
         kind = "the original MTP block (e_proj)" if any("e_proj" in name for name in headers) else "another drafter"
         raise ModelError(
             f"the {DRAFTER_PREFIX}* tensors in {folder} are {kind}, not DSpark (mtp.0.main_proj.weight): "

@@ -21,21 +21,23 @@ class BlockAttention(AttentionProjections):
         super().__init__(config, is_compressed=False)
 
     def __call__(
-        self, x: mx.array, position: int | mx.array, context: mx.array, is_context: mx.array | None
+        self, x: mx.array, position: int | mx.array, context: mx.array | None, is_context: mx.array | None
     ) -> mx.array:
         """Attends every block row to all context rows and all block rows.
 
         Args:
             x: (B, G, H) normed block input.
             position: of the block's first row; an int32 array (B,) gives each block its own.
-            context: (B, C, d) rows made by `rows`, C may be 0.
+            context: (B, C, d) rows made by `rows`, C may be 0; None for none.
             is_context: (B, C) bool, which of them exist; None if all do.
 
         Returns:
             (B, G, H).
         """
         _, queries = self.queries(x, position)
-        rows = mx.concatenate([context.astype(x.dtype), self.rows(x, position)], axis=1)
+        rows = self.rows(x, position)
+        if context is not None:
+            rows = mx.concatenate([context.astype(x.dtype), rows], axis=1)
         logits = (queries @ rows[:, None].swapaxes(-1, -2)) * self.width**-0.5
         if is_context is not None:
             is_key = mx.concatenate([is_context, mx.ones(x.shape[:2], dtype=mx.bool_)], axis=1)
@@ -62,7 +64,7 @@ class Stage(nn.Module):
         streams: mx.array,
         tokens: mx.array,
         position: int | mx.array,
-        context: mx.array,
+        context: mx.array | None,
         is_context: mx.array | None = None,
         probe: Probe | None = None,
     ) -> mx.array:

@@ -8,11 +8,14 @@ from models.deepseek_v4.model import Model
 from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
-from models.mtp.network import Collapse, Network
+from models.mtp.network import Collapse, Network, block_config
 from models.quantization import check_format, quantise
 
 SHARED = re.compile(r"mtp\.0\.(emb\..*|head\.weight)")
 """Copies of the target's embedding and head: DeepSeek's own conversion drops them from a checkpoint that has them."""
+
+BESIDE_DSPARK = "mtp"
+"""Sub-folder of a checkpoint that holds the block where the checkpoint's own ``mtp.*`` tensors are DSpark's."""
 
 UNSEEN_IN_SHAPES = (
     "sliding_window",
@@ -39,7 +42,8 @@ def load_mtp(
     """Loads the MTP block of a checkpoint.
 
     Args:
-        path: checkpoint folder; None for the one that the target came from.
+        path: checkpoint folder; None for the one that the target came from. Where DSpark stands in it, the block is
+            looked for in its sub-folder `BESIDE_DSPARK`, since both go by the same names.
         target: the model that it drafts for; gives sizes, embedding, head and dtype.
         quant: format of its matrices, a name of `models.quantization.FORMATS`; None keeps them as stored.
         collapse: see `Network`.
@@ -56,6 +60,8 @@ def load_mtp(
     if collapse not in get_args(Collapse):
         raise ModelError(f"drafter.collapse: wanted one of {', '.join(get_args(Collapse))}, got {collapse!r}")
     folder, headers = find_drafter(path, target)
+    if "mtp.0.e_proj.weight" not in headers and (folder / BESIDE_DSPARK / "config.json").is_file():
+        folder, headers = find_drafter(folder / BESIDE_DSPARK, target)
     if "mtp.0.main_proj.weight" in headers:
         raise ModelError(
             f"the {DRAFTER_PREFIX}* tensors in {folder} are DSpark (mtp.0.main_proj.weight), not the original MTP "
@@ -68,7 +74,11 @@ def load_mtp(
         )
     _check_constants(folder, target)
     headers = {name: header for name, header in headers.items() if not SHARED.fullmatch(name)}
-    network = Network(target, collapse, zero_first_embedding)
+    try:
+        config = block_config(target.args, read_config(folder))
+    except ValueError as error:
+        raise ModelError(f"{folder / 'config.json'}: {error}") from error
+    network = Network(target, collapse, zero_first_embedding, config)
     census(expected_tensors(network), headers, folder, "MTP block")
     load_weights(network, headers, target.norm.weight.dtype)
     quantise(network, quant)

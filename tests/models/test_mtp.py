@@ -13,7 +13,9 @@ from mlx.utils import tree_flatten
 from models import Model, ModelError, load_dspark, load_model, load_mtp
 from models.deepseek_v4 import STREAMS, LayerCache, LayerKind
 from models.deepseek_v4.attention import NARROW
-from models.mtp import Network
+from models.deepseek_v4.probe import Probe
+from models.formats.checkpoint import checkpoint_tensors
+from models.mtp import Network, block_config
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
 
@@ -221,7 +223,125 @@ def test_the_block_is_the_target_s_in_window_mode(target: Model, network: Networ
     assert not any(name.endswith(("embed.weight", ".head.weight")) for name in names)
 
 
+# --- many chains at once ---
+
+
+def chained_alone(network: Network, tokens: mx.array, streams: mx.array, anchor: int, depth: int) -> mx.array:
+    """Logits (G, V) of drafting's own way through one text (1, S): rows filled, then a slot at a time with a cache."""
+    cache = network.make_cache(max_rollback=0)
+    network.fill(tokens[:, 1:anchor], streams[:, : anchor - 1], cache)
+    current, found = streams[:, anchor - 1 : anchor], []
+    for slot in range(anchor, anchor + depth):
+        logits, current = network(tokens[:, slot : slot + 1], current, cache)
+        found.append(logits[0, 0])
+    return mx.stack(found)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("zero_first_embedding", [False, True])
+@pytest.mark.parametrize("depth", [1, 5, 15])
+def test_chains_are_those_of_the_cache(
+    tiny_model: Model, is_training: bool, zero_first_embedding: bool, depth: int
+) -> None:
+    """Anchors within and past the first window of 12, and a chain that is longer than the window."""
+    network = random_mtp(tiny_model)
+    network.zero_first_embedding = zero_first_embedding
+    network.train(is_training)  # every expert, or the chosen ones
+    tokens = random_tokens(60, batch=2)
+    _, streams = tiny_model(tokens, taps=network.taps)
+    anchors = mx.array([[1, 2, 12, 13, 45], [7, 30, 14, 1, 60 - depth]])
+    found = network.chains(tokens, streams, anchors, depth)
+    assert (found.shape, found.dtype) == ((10, depth, tiny_model.args.vocab_size), mx.float32)
+    network.eval()
+    for number, anchor in enumerate(anchors.flatten().tolist()):
+        row = slice(number // 5, number // 5 + 1)
+        assert_close(found[number], chained_alone(network, tokens[row], streams[row], anchor, depth), 1e-5)
+
+
+def test_many_chains_are_the_reference_s(network: Network, reference: dict) -> None:
+    """Fed with what the reference drafted, as long as its argmax is the chain's input."""
+    streams = mx.array(reference["streams"])[None]
+    for case, position in enumerate(reference["positions"].tolist()):
+        anchor, drafted = position + 1, reference["drafted"][case].tolist()
+        tokens = [*reference["tokens"][: anchor + 1].tolist(), *drafted]
+        padded = mx.pad(streams[:, :anchor], [(0, 0), (0, len(tokens) - anchor), (0, 0)])
+        logits = network.chains(mx.array([tokens]), padded, mx.array([[anchor]]), len(drafted))
+        assert_close(logits[0], reference["chain_logits"][case])
+
+
+def test_chains_count_every_step_s_experts(tiny_model: Model) -> None:
+    network, probe = random_mtp(tiny_model), Probe()
+    tokens = random_tokens(30)
+    _, streams = tiny_model(tokens, taps=network.taps)
+    network.chains(tokens, streams, mx.array([[3, 9]]), 4, probe)
+    assert probe.load[0].sum().item() == 2 * 4 * network.config.num_experts_per_tok
+
+
+def test_no_row_past_the_chain_is_read(tiny_model: Model) -> None:
+    """Neither tokens after the last one fed nor streams from the anchor on, which drafting cannot know."""
+    network, tokens = random_mtp(tiny_model), random_tokens(40)
+    _, streams = tiny_model(tokens, taps=network.taps)
+    anchors = mx.array([[20]])
+    plain = network.chains(tokens, streams, anchors, 3)
+
+    def changes(slot: int) -> tuple[bool, bool]:
+        here = mx.arange(40) == slot
+        other_streams = mx.where(here[:, None], random_streams(streams.shape), streams)
+        other_tokens = mx.where(here, (tokens + 1) % 48, tokens)
+        return tuple(
+            not mx.array_equal(plain, network.chains(some, values, anchors, 3))
+            for some, values in ((tokens, other_streams), (other_tokens, streams))
+        )
+
+    window = tiny_model.args.sliding_window
+    assert changes(19) == (True, True)
+    assert changes(20) == changes(22) == (False, True)
+    assert changes(23) == (False, False)
+    assert changes(20 - window)[0]
+    assert not changes(19 - window)[0]
+
+
 # --- loading ---
+
+
+def test_beside_dspark_the_block_lies_in_a_sub_folder(checkpoint: Path, mtp_checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    target = load_model(tmp_path)
+    assert "are DSpark" in refusal(None, target)
+    shutil.copytree(mtp_checkpoint, tmp_path / "mtp")
+    tokens = random_tokens(9, vocab_size=96)
+    _, streams = target(tokens, taps=(STREAMS,))
+    expected = load_mtp(mtp_checkpoint, target=target)(tokens, streams)[0]
+    for path in (None, tmp_path, tmp_path / "mtp"):
+        assert mx.array_equal(load_mtp(path, target=target)(tokens, streams)[0], expected)
+    assert load_dspark(target=target).mtp[0].main_proj.weight.size  # the target's own folder still holds DSpark
+
+
+def test_a_block_may_have_experts_of_its_own_number(target: Model, tmp_path: Path) -> None:
+    values = {"mtp_n_routed_experts": 2, "mtp_num_experts_per_tok": 1}
+    network = random_mtp(target, config=block_config(target.args, values))
+    assert network.mtp[0].ffn.experts.gate_proj.weight.shape[0] == 2
+    mx.save_safetensors(str(tmp_path / "mtp.safetensors"), checkpoint_tensors(network))
+    shutil.copy(DRAFTER / "config.json", tmp_path)
+    assert "missing: mtp.0.ffn.experts.2.w1.weight" in refusal(tmp_path, target)
+    change_config(tmp_path, **values)
+    again = load_mtp(tmp_path, target=target)
+    tokens, streams = random_tokens(9, vocab_size=96), random_streams((1, 9, 256))
+    assert mx.array_equal(again(tokens, streams)[0], network(tokens, streams)[0])
+    assert target.args.num_experts_per_tok == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"mtp_n_routed_experts": "2"}, "mtp_n_routed_experts: wanted a positive integer, got '2'"),
+        ({"mtp_num_experts_per_tok": 0}, "mtp_num_experts_per_tok: wanted a positive integer, got 0"),
+        ({"mtp_n_routed_experts": 2}, "num_experts_per_tok must lie in 1..n_routed_experts (2), got 3"),
+    ],
+)
+def test_numbers_of_experts_that_cannot_be_are_refused(target: Model, folder: Path, values: dict, wanted: str) -> None:
+    change_config(folder, **values)
+    assert wanted in refusal(folder, target)
 
 
 def refusal(path: Path | None, target: Model, **arguments: object) -> str:
