@@ -14,7 +14,6 @@ import hydra
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.data.documents import CLASSES
 from experiments.data.kneser_ney import KneserNeyModel
 from experiments.program import run
 
@@ -49,7 +48,8 @@ def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.ngram_baseline`."""
     started = time.perf_counter()
     with np.load(Path(config.tokens) / "train.npz") as arrays:
-        train = np.concatenate([arrays[kind] for kind in CLASSES])
+        classes = [name for name in arrays.files if not name.endswith("_bytes")]
+        train = np.concatenate([arrays[kind] for kind in classes])
     model = KneserNeyModel(train, config.vocabulary_size, config.order)
     logger.info("counted %d tokens in %.0f s", len(train), time.perf_counter() - started)
     result: dict = {
@@ -59,7 +59,7 @@ def main(config: DictConfig) -> None:
         "classes": {},
     }
     with np.load(Path(config.tokens) / "valid.npz") as arrays:
-        for kind in CLASSES:
+        for kind in classes:
             row = bits_per_byte(model, arrays[kind], int(arrays[f"{kind}_bytes"]), config.begin_id)
             result["classes"][kind] = row
             logger.info("%-16s %.4f bits a byte, %.3f bits a token", kind, row["bits_per_byte"], row["bits_per_token"])

@@ -1,29 +1,51 @@
 """Makes the prompt files of the shipped configuration: `python -m experiments.prompts`.
 
-Takes documents of the `prompts` split only, and of them those that share little text with the train split (duplicates
-are removed in one pass, so a short document may stand although a later, longer one contains most of it). Cuts each once
-so that at least `min_continuation` tokens of the same kind of text would follow, and writes `<output>/<class>.jsonl`
-with rows `{"id", "class", "prompt", "source", "licence"}`.
+Cuts documents of the `prompts` split, each once, so that at least `continuation_tokens` tokens of the same kind of text
+follow, and writes `<output>/<class>.jsonl` with rows `{"id", "class", "prompt" or "turns", "source", "licence",
+"continuation", "overlap"}`. `continuation` is the text of those tokens as the document has it, `overlap` the proof that
+it was not learnt by heart: how many word 13-grams it has, how many of them stand in the training text of any class, and
+the digest of that text. A prompt with a shared one is refused.
 """
 
 import json
 import logging
 import random
+from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from experiments.data.chat import turns
 from experiments.data.cuts import SPANS
-from experiments.data.deduplicate import SHINGLE_WIDTH, NearDuplicateFilter
-from experiments.data.documents import CLASSES, Document, read_documents
+from experiments.data.documents import Document, corpus_classes, read_documents, train_digest
+from experiments.data.overlap import GRAM_WORDS, count_shared, grams
 from experiments.program import run
 from experiments.tokenizer import read_tokenizer
 from spec.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A document cut in two.
+
+    Attributes:
+        document: of the prompts split.
+        prompt: text before the cut; of a conversation with its markers.
+        continuation: text of the tokens that follow, as many as were asked for.
+        tokens: of the prompt, begin of sentence not counted.
+    """
+
+    document: Document
+    prompt: str
+    continuation: str
+    tokens: int
 
 
 def cut_prompt(
@@ -32,9 +54,9 @@ def cut_prompt(
     draw: random.Random,
     min_tokens: int,
     max_tokens: int,
-    min_continuation: int,
-) -> str | None:
-    """A prompt from a document.
+    continuation_tokens: int,
+) -> Cut | None:
+    """Cuts a document.
 
     Only cuts at which the tokens of the prompt are the first tokens of the document are taken: else the model would
     have to continue from a token that the uncut text does not have there.
@@ -44,25 +66,35 @@ def cut_prompt(
         tokenizer: whose tokens are counted.
         draw: picks one of the possible cuts.
         min_tokens, max_tokens: bounds of the prompt's length in tokens, begin of sentence not counted.
-        min_continuation: tokens that must follow in the document.
+        continuation_tokens: tokens that must follow in the document.
 
     Returns:
-        The prompt, or None when no cut satisfies the bounds.
+        The cut, or None when no cut satisfies the bounds.
     """
     spans = SPANS[document.kind](document.text)
     draw.shuffle(spans)
-    for start, end in spans[:200]:
+    encodings: dict[int, Encoding] = {}
+    for start, end in spans:
         text = document.text[start:]
-        whole = tokenizer.encode(text, add_special_tokens=False).ids
-        prompt = tokenizer.encode(text[: end - start], add_special_tokens=False).ids
-        enough = len(whole) - len(prompt) >= min_continuation
-        if min_tokens <= len(prompt) <= max_tokens and enough and whole[: len(prompt)] == prompt:
-            return text[: end - start]
+        if start not in encodings:
+            encodings[start] = tokenizer.encode(text, add_special_tokens=False)
+        whole = encodings[start]
+        count = bisect_right(whole.offsets, end - start, key=lambda offsets: offsets[1])
+        last = count + continuation_tokens - 1
+        if not min_tokens <= count <= max_tokens or last >= len(whole.ids):
+            continue
+        if tokenizer.encode(text[: end - start], add_special_tokens=False).ids == whole.ids[:count]:
+            return Cut(
+                document=document,
+                prompt=text[: end - start],
+                continuation=text[end - start : whole.offsets[last][1]],
+                tokens=count,
+            )
     return None
 
 
 def choose_documents(documents: list[Document], quota: dict[str, int], draw: random.Random) -> list[Document]:
-    """Documents in the order in which they are to be tried, varied in source.
+    """Documents in the order in which they are to be tried, varied in source; conversations in how the question begins.
 
     Args:
         documents: all candidates.
@@ -74,7 +106,8 @@ def choose_documents(documents: list[Document], quota: dict[str, int], draw: ran
     """
     by_source: dict[str, list[Document]] = defaultdict(list)
     for document in documents:
-        by_source[document.source].append(document)
+        opening = " ".join(document.group.split()[:2])
+        by_source[opening if document.kind == "chat" else document.source].append(document)
     for group in by_source.values():
         draw.shuffle(group)
     sources = sorted(by_source)
@@ -89,42 +122,88 @@ def choose_documents(documents: list[Document], quota: dict[str, int], draw: ran
     return ordered
 
 
-def make_prompts(kind: str, config: DictConfig, tokenizer: Tokenizer, licences: dict[str, str]) -> list[dict]:
-    """Rows of one class.
+def cut_documents(kind: str, documents: list[Document], config: DictConfig, tokenizer: Tokenizer) -> list[Cut]:
+    """All cuts of documents of one class, no two with the same prompt, varied in source."""
+    draw = random.Random(f"{config.seed}/{kind}")
+    min_tokens = config.min_tokens.get(kind, config.min_tokens.other)
+    cuts: dict[str, Cut] = {}
+    for document in choose_documents(documents, dict(config.quota.get(kind, {})), draw):
+        cut = cut_prompt(document, tokenizer, draw, min_tokens, config.max_tokens, config.continuation_tokens)
+        if cut:
+            cuts.setdefault(cut.prompt, cut)
+    return list(cuts.values())
+
+
+def alternate(first: list, second: list, count: int, share: float) -> list:
+    """`count` items, `share` of them from `first` and evenly spread; where one list is short, the other fills up."""
+    items = []
+    first, second = first[::-1], second[::-1]
+    while len(items) < count and (first or second):
+        wants_first = int((len(items) + 1) * share) > int(len(items) * share)
+        items.append((first if (wants_first and first) or not second else second).pop())
+    return items
+
+
+def make_prompts(config: DictConfig, tokenizer: Tokenizer, licences: dict[str, str]) -> dict[str, list[dict]]:
+    """Rows of every class of the corpus.
+
+    Args:
+        config: see `configs/prompts.yaml`.
+        tokenizer: whose tokens are counted.
+        licences: by source.
 
     Raises:
-        UserError: when the prompts split has too few documents that can be cut.
+        UserError: when the prompts split of a class has too few documents that can be cut and share nothing with the
+            training text.
     """
-    corpus = Path(config.corpus)
-    trained = NearDuplicateFilter(width=SHINGLE_WIDTH[kind])
-    for document in read_documents(corpus, "train", kind):
-        trained.remember(document.text)
-    candidates = [
-        document
-        for document in read_documents(corpus, "prompts", kind)
-        if trained.seen_share(document.text) <= config.max_shared
-    ]
-    draw = random.Random(f"{config.seed}/{kind}")
-    documents = choose_documents(candidates, dict(config.quota.get(kind, {})), draw)
-    rows = []
-    for document in documents:
-        prompt = cut_prompt(document, tokenizer, draw, config.min_tokens, config.max_tokens, config.min_continuation)
-        if prompt is None:
-            continue
-        rows.append(
-            {
-                "id": f"{kind}-{len(rows):02d}",
-                "class": kind,
-                "prompt": prompt,
-                "source": document.id,
-                "licence": licences[document.source],
-            }
-        )
-        if len(rows) == config.prompts_per_class:
-            return rows
-    raise UserError(
-        f"class {kind}: wanted {config.prompts_per_class} prompts, got {len(rows)}; enlarge the prompts split"
-    )
+    corpus, count = Path(config.corpus), config.prompts_per_class
+    classes = corpus_classes(corpus)
+    cuts: dict[str, tuple[list[Cut], list[Cut]]] = {}
+    for kind in classes:
+        documents = list(read_documents(corpus, "prompts", kind))
+        groups = [[one for one in documents if (one.source == "smollm2") == is_sampled] for is_sampled in (True, False)]
+        cuts[kind] = tuple(cut_documents(kind, group, config, tokenizer) for group in groups)
+    found = [cut for groups in cuts.values() for group in groups for cut in group]
+    counts = count_shared([cut.continuation for cut in found], training_texts(corpus))
+    shared = dict(zip(map(id, found), counts, strict=True))
+    digest = train_digest(corpus)
+    rows = {}
+    for kind, groups in cuts.items():
+        sampled, others = ([cut for cut in group if not shared[id(cut)]] for group in groups)
+        chosen = alternate(sampled, others, count, config.sampled_share.get(kind, 1.0))
+        if len(chosen) < count:
+            raise UserError(
+                f"class {kind}: wanted {count} prompts, got {len(chosen)} of "
+                f"{sum(map(len, groups))} that could be cut; enlarge the prompts split"
+            )
+        rows[kind] = [_row(number, cut, shared[id(cut)], licences, digest) for number, cut in enumerate(chosen)]
+    return rows
+
+
+def _row(number: int, cut: Cut, shared: int, licences: dict[str, str], digest: str) -> dict:
+    kind = cut.document.kind
+    prompt = {"turns": [turns(cut.prompt)[0]]} if kind == "chat" else {"prompt": cut.prompt}
+    return {
+        "id": f"{kind}-{number:02d}",
+        "class": kind,
+        **prompt,
+        "source": cut.document.id,
+        "licence": licences[cut.document.source],
+        "continuation": cut.continuation,
+        "overlap": {
+            "gram_words": GRAM_WORDS,
+            "grams": len(grams(cut.continuation)),
+            "shared": shared,
+            "train_sha256": digest,
+        },
+    }
+
+
+def training_texts(corpus: Path) -> Iterator[str]:
+    """Every training text of a corpus."""
+    for kind in corpus_classes(corpus):
+        for document in read_documents(corpus, "train", kind):
+            yield document.text
 
 
 @hydra.main(config_path="configs", config_name="prompts", version_base="1.3")
@@ -135,15 +214,12 @@ def main(config: DictConfig) -> None:
     licences = {source["name"]: source["licence"] for source in manifest["sources"]}
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
-    for kind in CLASSES:
-        rows = make_prompts(kind, config, tokenizer, licences)
+    for kind, rows in make_prompts(config, tokenizer, licences).items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (output / f"{kind}.jsonl").write_text("".join(lines), encoding="utf-8")
         sources = {row["source"].split("/")[0] for row in rows}
-        lengths = sorted(len(tokenizer.encode(row["prompt"], add_special_tokens=False).ids) for row in rows)
-        logger.info(
-            "%-16s %d prompts of %d sources, %d-%d tokens", kind, len(rows), len(sources), lengths[0], lengths[-1]
-        )
+        least = min(row["overlap"]["grams"] for row in rows)
+        logger.info("%-16s %d prompts of %d sources, %d or more 13-grams", kind, len(rows), len(sources), least)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Byte-level BPE, so that any text round-trips, with the special tokens of DeepSeek's tokenizers. Choices for a small
 vocabulary:
 
-- Digits stand alone. Groups of three, as DeepSeek-V3 has them, would take 1,110 of 8,192 entries; and where ids count
+- Digits stand alone. Groups of three, as DeepSeek-V3 has them, would take 1,110 of 6,144 entries; and where ids count
   up, only the last digit then changes, which a small drafter can learn.
 - A line break takes the indentation that follows it into its token, so a line of code or of indented JSON costs one
   token of white space, whatever its depth.
@@ -19,22 +19,21 @@ import hydra
 from omegaconf import DictConfig
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from experiments.data.documents import CLASSES, read_documents
+from experiments.data.chat import ASSISTANT, BEGIN_OF_SENTENCE, CHAT_TEMPLATE, END_OF_SENTENCE, USER, turns
+from experiments.data.documents import corpus_classes, read_documents
 from experiments.program import run
 from spec.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-BEGIN_OF_SENTENCE = "<｜begin▁of▁sentence｜>"
-END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
 PAD = "<｜▁pad▁｜>"
 NOISE = "<｜noise｜>"
 SPECIAL_TOKENS = (
     BEGIN_OF_SENTENCE,
     END_OF_SENTENCE,
     PAD,
-    "<｜User｜>",
-    "<｜Assistant｜>",
+    USER,
+    ASSISTANT,
     NOISE,
     *(f"<｜reserved▁{number}｜>" for number in range(10)),
 )
@@ -91,14 +90,14 @@ def train_tokenizer(texts: Iterator[str], vocabulary_size: int) -> Tokenizer:
 
 
 def sample_texts(corpus: Path, sample_bytes: dict[str, float]) -> Iterator[str]:
-    """Training texts of every class, up to the wanted bytes of each."""
-    for kind in CLASSES:
+    """Training texts of every class, up to the wanted bytes of each; of a conversation the turns, without markers."""
+    for kind in corpus_classes(corpus):
         taken = 0
         for document in read_documents(corpus, "train", kind):
             if taken >= sample_bytes[kind]:
                 break
             taken += document.num_bytes
-            yield document.text
+            yield from turns(document.text) if kind == "chat" else (document.text,)
 
 
 def save_tokenizer(tokenizer: Tokenizer, output: Path, context_length: int) -> None:
@@ -114,6 +113,7 @@ def save_tokenizer(tokenizer: Tokenizer, output: Path, context_length: int) -> N
         "add_bos_token": True,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }
     text = json.dumps(config, ensure_ascii=False, indent=2)
     (output / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
@@ -122,7 +122,7 @@ def save_tokenizer(tokenizer: Tokenizer, output: Path, context_length: int) -> N
 def bytes_per_token(tokenizer: Tokenizer, corpus: Path) -> dict[str, float]:
     """UTF-8 bytes a token on the valid documents, by class."""
     ratios = {}
-    for kind in CLASSES:
+    for kind in corpus_classes(corpus):
         texts = [document.text for document in read_documents(corpus, "valid", kind)]
         tokens = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False))
         ratios[kind] = sum(len(text.encode("utf-8")) for text in texts) / tokens

@@ -1,7 +1,9 @@
 """Quantising a drafter's matrices after it is loaded."""
 
+import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx.utils import tree_map
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from models.errors import ModelError
 
@@ -58,3 +60,36 @@ def quantise(network: nn.Module, quant: str | None) -> None:
         return True
 
     nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantised, **FORMATS[quant])
+
+
+def dequantise(network: nn.Module, dtype: mx.Dtype) -> None:
+    """Puts plain layers with the quantised weights' values in the places of a network's quantised layers.
+
+    For passes of many rows: products with quantised matrices are made for few (on a CPU they are never faster).
+
+    Args:
+        network: changed in place. dtype: of the plain weights.
+    """
+
+    def plain(module: nn.Module) -> nn.Module:
+        if not isinstance(module, nn.QuantizedLinear | QuantizedSwitchLinear | nn.QuantizedEmbedding):
+            return module
+        weight = mx.dequantize(
+            module.weight,
+            module.scales,
+            module.get("biases"),
+            group_size=module.group_size,
+            bits=module.bits,
+            mode=module.mode,
+        ).astype(dtype)
+        if isinstance(module, nn.QuantizedEmbedding):
+            made: nn.Module = nn.Embedding(1, 1)
+        elif isinstance(module, QuantizedSwitchLinear):
+            made = SwitchLinear(1, 1, 1, bias=False)
+        else:
+            made = nn.Linear(1, 1, bias=False)
+        made.weight = weight
+        return made
+
+    network.update_modules(tree_map(plain, network.leaf_modules(), is_leaf=lambda value: isinstance(value, nn.Module)))
+    mx.eval(network.parameters())

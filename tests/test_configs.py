@@ -18,6 +18,7 @@ NO_PARTS = ("experiment", "prompts", "recording")
 CHOICES = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml") if path.parent.name not in NO_PARTS)
 EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"))
 PROMPTS = sorted(path.stem for path in (FOLDER / "prompts").glob("*.yaml") if path.stem != "file")
+PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose", "chat")
 GROUPS = {"target", "drafter", "verifier", "loop", "commit", "replay", "block", "costs"}
 
 
@@ -60,7 +61,7 @@ def test_every_experiment_is_named_after_its_file_and_says_how_to_run_it(experim
     assert composed(f"+experiment={experiment}").name == experiment
 
 
-@pytest.mark.parametrize("prompt_class", ["json_repetitive", "md_table", "code_gen", "prose"])
+@pytest.mark.parametrize("prompt_class", PROMPT_CLASSES)
 @pytest.mark.parametrize("gamma", [2, 3, 5])
 def test_the_blocks_of_each_class(prompt_class: str, gamma: int) -> None:
     config = composed(f"+experiment={prompt_class}_b{gamma}")
@@ -72,7 +73,7 @@ def test_every_prompt_set_has_eight_prompts_a_class(choice: str) -> None:
     config = composed(f"prompts={choice}").prompts
     prompts = load_prompts(list(config.paths), name=config.name, limit=config.limit)
     classes = {prompt.prompt_class for prompt in prompts}
-    assert classes == ({"json_repetitive", "md_table", "code_gen", "prose"} if choice == "all" else {choice})
+    assert classes == (set(PROMPT_CLASSES) if choice == "all" else {choice})
     for name in classes:
         assert sum(prompt.prompt_class == name for prompt in prompts) >= 8
 

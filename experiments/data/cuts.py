@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+from experiments.data.chat import ASSISTANT
 from experiments.data.render import RULE_LINE
 
 Spans = list[tuple[int, int]]
@@ -57,9 +58,15 @@ def prose_spans(text: str) -> Spans:
     return spans
 
 
+def chat_spans(text: str) -> Spans:
+    """The question, up to where the answer begins."""
+    return [(0, text.index(ASSISTANT) + len(ASSISTANT))]
+
+
 SPANS: dict[str, Callable[[str], Spans]] = {
     "json_repetitive": json_spans,
     "md_table": table_spans,
     "code_gen": code_spans,
     "prose": prose_spans,
+    "chat": chat_spans,
 }

@@ -1,15 +1,11 @@
 """Removal of exact and near duplicates by sampled word shingles."""
 
-import re
 from collections.abc import Iterable, Iterator
-from zlib import crc32
 
 import numpy as np
 
 from experiments.data.documents import Document
-
-_WORD = re.compile(r"\w+|[^\w\s]")
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+from experiments.data.shingles import WORDS_AND_MARKS, Shingles
 
 
 class NearDuplicateFilter:
@@ -28,36 +24,15 @@ class NearDuplicateFilter:
     def __init__(self, threshold: float = 0.5, width: int = 8, sample: int = 8):
         self.threshold, self.width, self.sample = threshold, width, sample
         self._seen: set[int] = set()
-        self._word_hashes: dict[str, int] = {}
+        self._hashes = Shingles(width, WORDS_AND_MARKS)
 
     def shingles(self, text: str) -> set[int]:
         """Sampled 64-bit shingle hashes of a text; all of them when the text is too short to sample."""
-        table = self._word_hashes
-        hashes = []
-        for word in _WORD.findall(text.lower()):
-            if word not in table:
-                if len(table) > 2_000_000:
-                    table.clear()  # a memo only: numbers in tables would otherwise fill the memory
-                table[word] = crc32(word.encode("utf-8"))
-            hashes.append(table[word])
-        if len(hashes) < self.width:
-            return {hash(tuple(hashes))}
-        values = np.array(hashes, dtype=np.uint64)
-        mixed = np.zeros(len(values) - self.width + 1, dtype=np.uint64)
-        for offset in range(self.width):
-            mixed = (mixed ^ values[offset : offset + len(mixed)]) * _MULTIPLIER
-            mixed ^= mixed >> np.uint64(29)
+        mixed = self._hashes(text)
+        if not len(mixed):
+            return {hash(tuple(self._hashes.word_hashes(text).tolist()))}
         sampled = mixed[mixed % np.uint64(self.sample) == 0]
         return set((sampled if len(sampled) >= 4 else mixed).tolist())
-
-    def seen_share(self, text: str) -> float:
-        """Share of the text's sampled shingles that stand in remembered texts, in [0, 1]."""
-        shingles = self.shingles(text)
-        return len(shingles & self._seen) / len(shingles)
-
-    def remember(self, text: str) -> None:
-        """Adds the text to those that later ones are compared with."""
-        self._seen |= self.shingles(text)
 
     def admit(self, text: str) -> bool:
         """Whether the text is new enough; remembers it when it is."""
@@ -68,7 +43,7 @@ class NearDuplicateFilter:
         return True
 
 
-SHINGLE_WIDTH = {"prose": 8, "code_gen": 16, "json_repetitive": 32, "md_table": 32}
+SHINGLE_WIDTH = {"prose": 8, "code_gen": 16, "json_repetitive": 32, "md_table": 32, "chat": 8}
 """Words in a shingle by class: keys and quotes repeat by nature, so a shingle of records must span several values."""
 
 

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-CLASSES = ("prose", "code_gen", "json_repetitive", "md_table")
+from experiments.data.chat import turns
+
+CLASSES = ("prose", "code_gen", "json_repetitive", "md_table", "chat")
 """The prompt classes of the shipped pair, in the order in which reports list them."""
 
 SPLITS = ("train", "valid", "prompts")
@@ -32,6 +35,13 @@ class Document:
     def num_bytes(self) -> int:
         """Length of the text in UTF-8 bytes, the unit of every size and of bits per byte."""
         return len(self.text.encode("utf-8"))
+
+    @property
+    def group(self) -> str:
+        """What documents that ask the same share: of a conversation its question's words, else the id."""
+        if self.kind != "chat":
+            return self.id
+        return " ".join(re.findall(r"\w+", turns(self.text)[0].lower()))
 
 
 def clean_text(text: str) -> str:
@@ -74,6 +84,30 @@ def read_documents(corpus: Path, split: str, kind: str) -> Iterator[Document]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield Document(kind=kind, **json.loads(line))
+
+
+def corpus_classes(corpus: Path) -> list[str]:
+    """The classes that a corpus has: all, or all but `chat` when it was made without sampled text.
+
+    Raises:
+        FileNotFoundError: when the corpus has not been made; the message names the command that makes it.
+    """
+    kinds = [kind for kind in CLASSES if (corpus / "train" / f"{kind}.jsonl").exists()]
+    if not kinds:
+        raise FileNotFoundError(f"{corpus}/train holds no class: run `python -m experiments.corpus` first")
+    return kinds
+
+
+def train_digest(corpus: Path) -> str:
+    """Hex SHA-256 over the hashes of the training files in a corpus's manifest: says which text a figure was taken of.
+
+    Args:
+        corpus: folder of `manifest.json`, or the path of a copy of it.
+    """
+    path = corpus / "manifest.json" if corpus.is_dir() else corpus
+    files = json.loads(path.read_text(encoding="utf-8"))["files"]
+    hashes = [f"{row['class']} {row['sha256']}\n" for row in files if row["split"] == "train"]
+    return hashlib.sha256("".join(hashes).encode("utf-8")).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

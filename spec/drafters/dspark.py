@@ -5,7 +5,7 @@ row a committed token, made from the target's hidden states there, of which the 
 block itself are the network's own and never come here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -19,17 +19,27 @@ class DSparkDrafter:
     """Drafts a block by the network's chain, each token after the one before it, with a confidence a token.
 
     Args:
-        network: with ``block_size``, ``window``, ``taps``, ``context_rows(features, offset)`` and ``draft(...)``, as
-            ``models.load_dspark`` returns it.
+        network: with ``block_size``, ``window``, ``taps``, ``confidence_temperatures``, ``context_rows(features,
+            offset)`` and ``draft(...)``, as ``models.load_dspark`` returns it.
         proposal: ``argmax``, or ``sampled`` from the softmax of the chain's rows.
-        temperature: of that softmax; not used by ``argmax``.
+        temperature: of that softmax, and by default of the target's sampling.
+        calibration: which of the checkpoint's fitted temperatures divide the confidence logits: ``greedy`` for
+            verification at temperature 0, ``sampled`` above it; None leaves them raw. ``auto`` takes the one that fits
+            ``temperature`` where there is one, and none for sampled drafts: theirs is the acceptance that the head
+            itself was trained on, and the sets are fitted on argmax drafts.
 
     Raises:
-        UserError: another proposal, or sampled drafts without a temperature above 0.
+        UserError: another proposal or calibration, a calibration that the checkpoint lacks, or sampled drafts without a
+            temperature above 0.
     """
 
     def __init__(
-        self, network: Any, *, proposal: Literal["argmax", "sampled"] = "argmax", temperature: float = 1.0
+        self,
+        network: Any,
+        *,
+        proposal: Literal["argmax", "sampled"] = "argmax",
+        temperature: float = 1.0,
+        calibration: Literal["auto", "greedy", "sampled"] | None = None,
     ) -> None:
         if proposal not in ("argmax", "sampled"):
             raise UserError(f"drafter.proposal must be argmax or sampled, got {proposal!r}")
@@ -40,6 +50,12 @@ class DSparkDrafter:
                 "is sampling.temperature), or choose drafter.proposal=argmax"
             )
         self.network = network
+        if calibration == "auto":
+            fitting = "sampled" if temperature > 0 else "greedy"
+            divisors = None if proposal == "sampled" else network.confidence_temperatures.get(fitting)
+        else:
+            divisors = _fitted(network.confidence_temperatures, calibration)
+        self._divisors = None if divisors is None else mx.array(divisors)
         self.taps: tuple[int, ...] = tuple(network.taps)
         self.max_gamma: int | None = network.block_size
         self._rows: tuple[mx.array, ...] = ()
@@ -61,7 +77,7 @@ class DSparkDrafter:
             load_network: ``models.load_dspark``, given by the configuration so that ``spec`` needs no model code.
             path: the drafter's checkpoint; None takes the one beside the target.
             quant: format to quantise the network to; None keeps the checkpoint's.
-            **options: the drafter's own, ``proposal`` and ``temperature``.
+            **options: the drafter's own, ``proposal``, ``temperature`` and ``calibration``.
 
         Raises:
             UserError: no path is given and the target came from none.
@@ -80,11 +96,14 @@ class DSparkDrafter:
 
         Args:
             tokens: S ids, at the positions that follow those observed before.
-            features: (S, L*H).
+            features: (S, L*H); not looked at where the network taps no layer.
 
         Raises:
             ValueError: the features are missing or do not match the tokens.
         """
+        if not self.taps:  # a network without context has nothing to remember but where it stands
+            self._length += len(tokens)
+            return
         if features is None or features.shape[0] != len(tokens):
             got = None if features is None else features.shape
             raise ValueError(f"DSpark needs the target's features of each of {len(tokens)} tokens, got {got}")
@@ -111,10 +130,12 @@ class DSparkDrafter:
         sampler = None if self.sampling is None else DraftSampler(draws, position, self.sampling)
         choose = None if sampler is None else lambda logits: sampler.draw(logits[0])[None]
         drafted = self.network.draft(mx.array([anchor], dtype=mx.int32), position, list(self._rows), gamma, choose)
-        mx.eval(drafted.tokens, drafted.confidence)
+        logits = drafted.confidence_logits
+        sure = mx.sigmoid(logits if self._divisors is None else logits / self._divisors[:gamma])
+        mx.eval(drafted.tokens, sure)
         # Every c_k is a function of the tokens before k, so asking now decides as asking before each draw would, and
         # costs one evaluation a block.
-        count, confidence = _admitted(tuple(drafted.confidence[0].tolist()), admits)
+        count, confidence = _admitted(tuple(sure[0].tolist()), admits)
         if count == 0:
             reason = f"the block policy refused the first token at confidence {confidence[0]:.3f}"
             return Proposal(confidence=confidence, reason=reason)
@@ -134,6 +155,24 @@ class DSparkDrafter:
     def restore(self, snapshot: tuple[tuple[mx.array, ...], int]) -> None:
         """Returns to a snapshot."""
         self._rows, self._length = snapshot
+
+
+def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) -> tuple[float, ...] | None:
+    """The temperatures of a calibration asked for by name; None for None.
+
+    Raises:
+        UserError: there is no such calibration, or the checkpoint lacks it.
+    """
+    if calibration is None:
+        return None
+    if calibration not in ("greedy", "sampled"):
+        raise UserError(f"drafter.calibration must be auto, greedy, sampled or null, got {calibration!r}")
+    if calibration not in fitted:
+        raise UserError(
+            f"drafter.calibration={calibration}: the checkpoint has no such dspark_confidence_temperatures: fit them "
+            "with python -m experiments.calibrate, or choose drafter.calibration=null"
+        )
+    return fitted[calibration]
 
 
 def _admitted(confidence: tuple[float, ...], admits: Admits | None) -> tuple[int, tuple[float, ...]]:

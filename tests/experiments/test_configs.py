@@ -15,7 +15,7 @@ from models.dspark import DSparkConfig
 
 FOLDER = Path(experiments.__file__).parent
 PROGRAMS = sorted(path.stem for path in (FOLDER / "configs").glob("*.yaml"))
-CLASSES = {"prose", "code_gen", "json_repetitive", "md_table"}
+CLASSES = {"prose", "code_gen", "json_repetitive", "md_table", "chat"}
 
 
 def composed(program: str, *overrides: str) -> DictConfig:

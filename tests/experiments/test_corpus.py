@@ -2,6 +2,7 @@
 
 import io
 import json
+import lzma
 import random
 import struct
 import tarfile
@@ -16,14 +17,26 @@ import experiments
 from experiments.corpus import capped, make_corpus
 from experiments.data.archives import debian_payload, members
 from experiments.data.books import JsonText, RNovels, r_character_vectors, unwrap
+from experiments.data.chat import conversation, turns
 from experiments.data.code import is_written_by_hand, source_parts
 from experiments.data.deduplicate import NearDuplicateFilter, without_duplicates
-from experiments.data.documents import CLASSES, SPLITS, Document, clean_text, read_documents, write_documents
+from experiments.data.documents import (
+    CLASSES,
+    SPLITS,
+    Document,
+    clean_text,
+    corpus_classes,
+    read_documents,
+    train_digest,
+    write_documents,
+)
 from experiments.data.fields import DOMAINS, FIELDS
+from experiments.data.overlap import GRAM_WORDS, HeldOut, count_shared, grams
 from experiments.data.prose import HtmlPages, html_paragraphs, is_running_prose, markup_paragraphs
 from experiments.data.records import CsvRecords, JsonRecords, RecordSet, views
 from experiments.data.render import cell, parse_table, render_json, render_markdown, render_table
-from experiments.data.sources import Source
+from experiments.data.sampled import before_repeating, fault, repeated_share, sampled_documents
+from experiments.data.sources import Source, fetch
 from experiments.data.split import split_documents
 from experiments.data.synthetic import SyntheticRecords
 
@@ -142,14 +155,61 @@ def test_near_duplicates_go_and_the_first_stays():
     changed = " ".join([*words[:60], "entirely", "new", *words[60:-5]])
     kept = list(without_duplicates([document(t, n) for n, t in enumerate([text, text, changed, random_text(2)])]))
     assert [item.id for item in kept] == ["made/0", "made/3"]
-    whole = NearDuplicateFilter()
-    assert whole.seen_share(text) == 0.0
-    whole.remember(text)
-    assert whole.seen_share(text) == 1.0
-    assert 0.3 < whole.seen_share(" ".join(words[:60]) + " " + random_text(3, 60)) < 0.7
     short = NearDuplicateFilter()
     assert short.admit("three short words")
     assert not short.admit("Three short words")
+
+
+def test_a_gram_is_thirteen_words_whatever_the_marks_and_the_case():
+    words = random_text(5, 40).split()
+    text = " ".join(words)
+    assert len(grams(text)) == 40 - GRAM_WORDS + 1
+    assert len(grams(" ".join(words[:12]))) == 0
+    assert grams("; ".join(words).upper()).tolist() == grams(text).tolist()
+    assert not set(grams(text).tolist()) & set(grams(" ".join(words[::-1])).tolist())
+    other = random_text(6, 40)
+    assert count_shared([text, other, "few words"], [other, random_text(7)]) == [0, 28, 0]
+    quoted = f"{random_text(8)}\n\n{' '.join(words[10:24])}, {random_text(9)}"  # 14 words are two grams
+    assert count_shared([text], [quoted]) == [2]
+    assert count_shared([text], []) == [0]
+
+
+@pytest.mark.parametrize(("kind", "separator"), [("prose", "\n\n"), ("code_gen", "\n\n\n")])
+def test_training_text_loses_the_paragraphs_that_held_out_text_has(kind, separator):
+    held_out = random_text(1)
+    paragraphs = [random_text(n) for n in range(2, 6)]
+    start, middle, end = held_out[:200], held_out[200:420], held_out[420:]
+    spoilt = [paragraphs[0], f"{start} {paragraphs[1]}", f"İ{paragraphs[2]}", f"    {middle}", f"{end}.", paragraphs[3]]
+    left = HeldOut([document(held_out, 0)], []).clear(document(separator.join(spoilt) + "\n", 1, kind=kind))
+    assert left == document(separator.join([paragraphs[0], f"İ{paragraphs[2]}", paragraphs[3]]) + "\n", 1, kind=kind)
+    assert count_shared([held_out], [left.text]) == [0]
+
+
+def test_grams_that_only_meet_when_a_paragraph_goes_are_cleared_too():
+    held_out = random_text(1, 60)
+    words = held_out.split()
+    filler = random_text(2, 200)
+    spoilt = "\n\n".join([filler, " ".join(words[:8]), " ".join(words[30:50]), " ".join(words[8:16]), random_text(3)])
+    left = HeldOut([document(held_out, 0)], []).clear(document(spoilt + "\n", 1))
+    assert left.text == f"{filler}\n\n{random_text(3)}\n"
+
+
+def test_records_and_conversations_go_as_a_whole():
+    seen, asked = (document(conversation(f"What is {word}?", "It is."), 1, kind="chat") for word in ("fog", "rain"))
+    held_out = HeldOut([document(random_text(1), 0), seen], [asked])
+    spoilt = f"{random_text(2)}\n\n{random_text(1)}\n\n{random_text(3)}"
+    for kind in ("json_repetitive", "md_table", "chat"):
+        assert held_out.clear(document(spoilt, 2, kind=kind)) is None
+        untouched = document(random_text(4), 3, kind=kind)
+        assert held_out.clear(untouched) is untouched
+    assert held_out.clear(document(random_text(1), 4)) is None
+    asked = document(conversation("What is  RAIN", random_text(5)), 5, kind="chat")
+    assert held_out.clear(asked) is None
+    assert held_out.clear(document(conversation("What is fog?", random_text(5)), 5, kind="chat")) is not None
+    long = conversation(f"What {random_text(6, 20)}?", random_text(7))  # of a question only the prompts' rule holds
+    assert (
+        HeldOut([document(long, 6, kind="chat")], []).clear(document(long[:100] + " So.", 7, kind="chat")) is not None
+    )
 
 
 def test_splits_are_disjoint_and_do_not_depend_on_order():
@@ -164,6 +224,15 @@ def test_splits_are_disjoint_and_do_not_depend_on_order():
     assert split_documents(documents[::-1], **options) == splits
     with pytest.raises(ValueError, match="too few"):
         split_documents(documents[:8], **options)
+
+
+def test_held_out_conversations_have_a_question_each():
+    documents = [document(conversation(f"What is {n // 5}?", random_text(n, 50)), n, kind="chat") for n in range(400)]
+    options = {"valid_share": 0.05, "prompts_share": 0.02, "min_bytes": 1000, "min_documents": 6, "seed": 3}
+    splits = split_documents(documents, **options)
+    held_out = splits["prompts"] + splits["valid"]
+    assert len({item.group for item in held_out}) == len(held_out) >= 12
+    assert sorted(item.id for split in splits.values() for item in split) == sorted(item.id for item in documents)
 
 
 def test_tables_round_trip_with_pipes_and_backslashes():
@@ -234,6 +303,89 @@ def test_sources_refuse_other_licences_and_registries():
         Source(registry="ftp", licence="MIT", **options).command()
 
 
+def test_a_version_that_is_gone_is_named_with_those_on_offer(tmp_path, monkeypatch):
+    """The clients are small scripts here: the registries need not be there."""
+    for name, body in {
+        "apt-get": "echo 'E: Version not found' >&2; exit 100",
+        "apt-cache": "echo 'x | 2-1 | here'",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    source = Source(name="x", registry="apt", package="x", version="1-1", licence="MIT")
+    with pytest.raises(ValueError, match=r"Version not found; run apt-get update, or pin .*: x \| 2-1 \| here"):
+        fetch(source, tmp_path / "downloads")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(ValueError, match=r"npm is not installed.*none known"):
+        fetch(Source(name="y", registry="npm", package="y", version="1", licence="MIT"), tmp_path / "downloads")
+
+
+STORY = (
+    "Once upon a time there was a baker in a small village. She baked bread for all of her neighbors, and they were "
+    "glad of it. One morning the oven was cold, so she went to see her brother, who had a farm by the river. He gave "
+    "her wood from an old barn. By noon the oven was hot, and the smell of the bread was in every street. From that "
+    "day on she kept a loaf for her brother, and he kept some wood for her."
+)
+
+
+def test_sampled_texts_are_kept_when_they_are_whole_english_and_not_repetitive():
+    assert fault("prose", "Write a story.", STORY) is None
+    assert fault("chat", "What is bread?", "Bread is a food that is made of flour and water.") is None
+    faults = {
+        "short": STORY[:300] + ".",
+        "cut off": STORY[:-1],
+        "about itself": STORY + " I hope that you like it, but as an AI language model I cannot eat.",
+        "not English": "Es war einmal ein Bäcker in einem kleinen Dorf, der buk für alle Nachbarn das Brot. " * 6,
+        "marker": STORY + " <|im_end|>.",
+    }
+    for reason, text in faults.items():
+        assert fault("prose", "Write a story.", text.strip()) == reason
+    assert fault("chat", "What <｜Assistant｜> is it?", "It is a food that is made of flour.") == "marker"
+    assert fault("chat", "x", "I'm sorry, but I can't assist with that, it is not for me.") == "about itself"
+    assert repeated_share("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_share("a b") == 0
+
+
+def write_sampled(folder: Path, rows: list[dict]) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "smollm2-0.jsonl.xz"
+    with lzma.open(path, "at", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def test_text_ends_where_it_begins_to_repeat_itself():
+    sentences = ["The fox went down to the river.", "It was cold and the water was grey.", "Nobody had seen the boat."]
+    text = " ".join(sentences)
+    looped = text + " It was cold and the water was grey." * 3
+    assert before_repeating(text, 0.1) == text
+    assert before_repeating(looped, 0.0) == text
+    assert before_repeating(looped, 0.9) == looped
+    assert before_repeating("so it goes so it goes so it goes", 0.1) == ""
+
+
+def test_sampled_files_become_prose_and_conversations(tmp_path):
+    write_sampled(tmp_path, [{"kind": "prose", "id": "0", "prompt": "Write a story.", "text": STORY}])
+    answer = "Bread is a food that is made of flour and water.\r\n\nIt is good."
+    path = write_sampled(  # a second stream of the same file, as a run that went on leaves it
+        tmp_path,
+        [
+            {"kind": "chat", "id": "1", "prompt": "What is bread? ", "text": answer},
+            {"kind": "chat", "id": "2", "prompt": "What is rice?", "text": "Rice is a food that is"},
+        ],
+    )
+    (story, chat), counts = sampled_documents([path], "made", 0.25)
+    assert story == Document(kind="prose", text=STORY + "\n", source="made", id="made/smollm2-0/0")
+    assert turns(chat.text) == ("What is bread?", "Bread is a food that is made of flour and water.\n\nIt is good.")
+    assert counts == {"prose: kept": 1, "chat: kept": 1, "chat: short": 1}
+    write_sampled(tmp_path, [{"kind": "chat", "id": "3", "prompt": "x"}])
+    with pytest.raises(ValueError, match="line 4: wanted texts kind, prompt, text and id"):
+        sampled_documents([path], "made", 0.25)
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(ValueError, match="damaged"):
+        sampled_documents([path], "made", 0.25)
+
+
 def test_documents_round_trip_and_caps_hold(tmp_path):
     documents = [document(clean_text(f" a\r\n{random_text(n)} \n\n"), n) for n in range(20)]
     row = write_documents(tmp_path / "train" / "prose.jsonl", documents)
@@ -274,6 +426,14 @@ def test_a_whole_corpus_is_made_from_downloaded_packages(tmp_path):
             "duplicate_threshold": 0.5,
             "max_record_chars": 9000,
             "class_bytes": dict.fromkeys(CLASSES, 60_000),
+            "sampled": {
+                "folder": str(tmp_path / "sampled"),
+                "package": "made",
+                "version": "1",
+                "licence": "MIT",
+                "max_repeated": 0.25,
+                "max_bytes": {"prose": 20_000, "chat": 60_000},
+            },
             "split": {"valid_share": 0.05, "prompts_share": 0.02, "min_bytes": 2000, "min_documents": 2},
             "sources": {
                 "made": {
@@ -286,6 +446,19 @@ def test_a_whole_corpus_is_made_from_downloaded_packages(tmp_path):
             },
         }
     )
+    with pytest.raises(ValueError, match=r"experiments\.sample_text, or give sampled=null"):
+        make_corpus(config)
+    answers = [f"The {' '.join(draw.choices(words, k=110))} and so it was said to him." for _ in range(160)]
+    rows = [
+        {
+            "kind": ("prose", "chat")[n % 2],
+            "id": str(n),
+            "prompt": f"What is {random_text(n, 1)}?",
+            "text": text,
+        }
+        for n, text in enumerate(answers)
+    ]
+    write_sampled(tmp_path / "sampled", rows)
     manifest = make_corpus(config)
     assert {(row["split"], row["class"]) for row in manifest["files"]} == {(s, c) for s in SPLITS for c in CLASSES}
     for kind in CLASSES:
@@ -293,7 +466,22 @@ def test_a_whole_corpus_is_made_from_downloaded_packages(tmp_path):
         assert all(texts.values())
         assert not texts["train"] & (texts["valid"] | texts["prompts"])
         assert not texts["valid"] & texts["prompts"]
+        held_out = [text for split in ("valid", "prompts") for text in texts[split]]
+        assert not any(count_shared(held_out, texts["train"]))
+    questions = {
+        split: {turns(item.text)[0] for item in read_documents(tmp_path / "corpus", split, "chat")} for split in SPLITS
+    }
+    assert not questions["prompts"] & (questions["valid"] | questions["train"])
+    sampled = next(row for row in manifest["sources"] if row["name"] == "smollm2")
+    assert (sampled["licence"], sampled["sampled_files"][0]["path"]) == ("MIT", "smollm2-0.jsonl.xz")
+    assert sampled["chat_bytes"] > 0
     assert make_corpus(config) == manifest
+    digest = train_digest(tmp_path / "corpus")
+    assert train_digest(tmp_path / "corpus" / "manifest.json") == digest
+    config.sampled = None
+    make_corpus(config)
+    assert corpus_classes(tmp_path / "corpus") == [kind for kind in CLASSES if kind != "chat"]
+    assert train_digest(tmp_path / "corpus") != digest
 
 
 def test_readers_are_what_the_shipped_configuration_names():

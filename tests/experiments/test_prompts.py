@@ -2,16 +2,23 @@
 
 import json
 import random
+import shutil
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.data.cuts import SPANS, code_spans, json_spans, prose_spans, table_spans
-from experiments.data.documents import CLASSES, Document, read_documents, write_documents
+import configs
+import models
+from experiments.data.chat import conversation
+from experiments.data.cuts import SPANS, chat_spans, code_spans, json_spans, prose_spans, table_spans
+from experiments.data.documents import CLASSES, Document, read_documents, train_digest, write_documents
+from experiments.data.overlap import GRAM_WORDS, count_shared, grams
 from experiments.data.render import parse_table, render_json, render_markdown
 from experiments.data.synthetic import SyntheticRecords
-from experiments.prompts import choose_documents, make_prompts
-from experiments.tokenizer import train_tokenizer
+from experiments.prompts import alternate, choose_documents, make_prompts, training_texts
+from experiments.tokenizer import read_tokenizer, train_tokenizer
 
 CODE = '''import os
 
@@ -38,9 +45,16 @@ def texts(kind: str, number: int) -> str:
         return render_json(maker.record_set(number, flat=False), draw)
     if kind == "md_table":
         return render_markdown(maker.record_set(number, flat=True), draw)
-    if kind == "code_gen":
+    if kind == "chat":
+        return conversation(f"What do {number} boats do?", " ".join(draw.choices(WORDS.split(), k=150)) + ".")
+    if kind == "code_gen":  # functions of the same form about different things
+        code = CODE.removeprefix("import os\n\n\n")
+        about = ["\n    ".join(" ".join(draw.choices(WORDS.split(), k=16)) for _ in range(2)) for _ in range(8)]
+        first, rest = "Lists a folder.", code[code.index("    The order") : code.index('    """\n    for')]
+        functions = (code.replace(rest, f"    {text}\n").replace(first, text[:30]) for text in about)
         return "\n\n".join(
-            CODE.removeprefix("import os\n\n\n").replace("first", f"f{number}_{part}") for part in range(8)
+            text.replace("first", f"f{number}_{part}").replace("name", f"n{number}_{part}")
+            for part, text in enumerate(functions)
         )
     return "\n\n".join(" ".join(draw.choices(WORDS.split(), k=90)).capitalize() + "." for _ in range(6)) + "\n"
 
@@ -95,40 +109,145 @@ def test_sources_take_turns():
     assert sorted(order[2:4]) == ["b", "c"]
     assert order[4:6] == ["a", "a"]
     assert len(order) == 12
+    asked = ["What is rain?", "What is snow?", "What is fog?", "Why is it cold?"]
+    chats = [
+        Document(kind="chat", text=conversation(text, "So."), source="a", id=f"a/{n}") for n, text in enumerate(asked)
+    ]
+    first = {item.group for item in choose_documents(chats, {}, random.Random(0))[:2]}
+    assert "why is it cold" in first
 
 
-def test_prompts_are_prefixes_of_prompt_documents_and_of_no_other_split(tmp_path):
+def test_a_conversation_is_cut_where_the_answer_begins():
+    text = conversation("What is bread?", "It is baked.")
+    ((start, end),) = chat_spans(text)
+    assert text[start:end] == conversation("What is bread?", "")
+
+
+def test_two_kinds_alternate_by_their_share():
+    first, second = [f"a{n}" for n in range(9)], [f"b{n}" for n in range(9)]
+    assert alternate(first, second, 8, 0.5) == ["b0", "a0", "b1", "a1", "b2", "a2", "b3", "a3"]
+    assert alternate(first, second, 4, 0.25) == ["b0", "b1", "b2", "a0"]
+    assert alternate(first, [], 4, 0.5) == first[:4]
+    assert alternate(first[:1], second, 5, 1.0) == ["a0", "b0", "b1", "b2", "b3"]
+    assert alternate(first[:1], second[:1], 5, 0.5) == ["b0", "a0"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A corpus with 12 documents of every class to make prompts of; half of the prose was sampled."""
+    folder = tmp_path_factory.mktemp("corpus")
+    files = []
     for kind in CLASSES:
-        for split, numbers in (("train", range(100, 130)), ("prompts", range(30))):
-            rows = (Document(kind=kind, text=texts(kind, n), source="made", id=f"made/{n}") for n in numbers)
-            write_documents(tmp_path / split / f"{kind}.jsonl", rows)
-    tokenizer = train_tokenizer((texts(kind, n) for kind in CLASSES for n in range(100, 115)), 600)
-    config = OmegaConf.create(
+        for split, numbers in (("train", range(100, 112)), ("prompts", range(12))):
+            sources = ["smollm2" if kind == "chat" or (kind == "prose" and n % 2) else "made" for n in numbers]
+            rows = [
+                Document(kind=kind, text=texts(kind, n), source=source, id=f"{source}/{n}")
+                for n, source in zip(numbers, sources, strict=True)
+            ]
+            files.append({"split": split, "class": kind, **write_documents(folder / split / f"{kind}.jsonl", rows)})
+    (folder / "manifest.json").write_text(json.dumps({"files": files}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((texts(kind, n) for kind in CLASSES if kind != "chat" for n in range(100, 115)), 600)
+
+
+@pytest.fixture
+def config(corpus):
+    return OmegaConf.create(
         {
-            "corpus": str(tmp_path),
+            "corpus": str(corpus),
             "seed": 1,
             "prompts_per_class": 6,
-            "min_tokens": 40,
+            "min_tokens": {"chat": 5, "other": 40},
             "max_tokens": 220,
-            "min_continuation": 100,
-            "max_shared": 1.0,
+            "continuation_tokens": 100,
+            "sampled_share": {"prose": 0.5},
             "quota": {},
         }
     )
-    for kind in CLASSES:
-        rows = make_prompts(kind, config, tokenizer, {"made": "MIT"})
+
+
+LICENCES = {"made": "MIT", "smollm2": "Apache-2.0"}
+
+
+def test_prompts_are_prefixes_of_prompt_documents_and_of_no_other_split(corpus, tokenizer, config):
+    made = make_prompts(config, tokenizer, LICENCES)
+    assert list(made) == list(CLASSES)
+    assert make_prompts(config, tokenizer, LICENCES) == made
+    for kind, rows in made.items():
         assert [row["id"] for row in rows] == [f"{kind}-{n:02d}" for n in range(6)]
         assert len({row["source"] for row in rows}) == 6
-        own = {item.id: item.text for item in read_documents(tmp_path, "prompts", kind)}
-        others = {item.id for item in read_documents(tmp_path, "train", kind)}
+        own = {item.id: item.text for item in read_documents(corpus, "prompts", kind)}
+        others = {item.id for item in read_documents(corpus, "train", kind)}
         for row in rows:
-            assert row["prompt"] in own[row["source"]]
+            prompt = conversation(row["turns"][0], "") if kind == "chat" else row["prompt"]
+            assert prompt + row["continuation"] in own[row["source"]]
             assert row["source"] not in others
-            count = len(tokenizer.encode(row["prompt"], add_special_tokens=False).ids)
-            assert 40 <= count <= 220
-        assert make_prompts(kind, config, tokenizer, {"made": "MIT"}) == rows
-    with pytest.raises(ValueError, match="wanted 60 prompts"):
-        make_prompts("prose", OmegaConf.merge(config, {"prompts_per_class": 60}), tokenizer, {"made": "MIT"})
-    with pytest.raises(ValueError, match="got 0"):  # the made code files are alike in all splits
-        make_prompts("code_gen", OmegaConf.merge(config, {"max_shared": 0.1}), tokenizer, {"made": "MIT"})
+            assert row["licence"] == LICENCES[row["source"].split("/")[0]]
+            first = len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+            assert (5 if kind == "chat" else 40) <= first <= 220
+            assert len(tokenizer.encode(prompt + row["continuation"], add_special_tokens=False).ids) == first + 100
+            assert row["overlap"] == {
+                "gram_words": GRAM_WORDS,
+                "grams": len(grams(row["continuation"])),
+                "shared": 0,
+                "train_sha256": train_digest(corpus),
+            }
+    assert [row["source"].split("/")[0] for row in made["prose"]] == ["made", "smollm2"] * 3
     assert set(SPANS) == set(CLASSES)
+
+
+def test_too_few_documents_are_refused(tokenizer, config):
+    with pytest.raises(ValueError, match="class prose: wanted 60 prompts"):
+        make_prompts(OmegaConf.merge(config, {"prompts_per_class": 60}), tokenizer, LICENCES)
+
+
+def test_a_continuation_that_was_trained_on_is_refused(corpus, tokenizer, config, tmp_path):
+    """The prompts' own documents are in the training text of another class."""
+    shutil.copytree(corpus, tmp_path / "spoilt")
+    learnt = [Document(kind="code_gen", text=texts("prose", n), source="made", id=f"x/{n}") for n in range(1, 12)]
+    write_documents(tmp_path / "spoilt" / "train" / "code_gen.jsonl", learnt)
+    config = OmegaConf.merge(config, {"corpus": str(tmp_path / "spoilt"), "prompts_per_class": 1})
+    assert make_prompts(config, tokenizer, LICENCES)["prose"][0]["source"] == "made/0"
+    with pytest.raises(ValueError, match="class prose: wanted 2 prompts, got 1 of 12 that could be cut"):
+        make_prompts(OmegaConf.merge(config, {"prompts_per_class": 2}), tokenizer, LICENCES)
+
+
+SHIPPED = Path(configs.__file__).parent / "prompts"
+MANIFEST = Path(models.__file__).parent / "pretrained" / "tiny" / "corpus_manifest.json"
+CORPUS = Path(configs.__file__).parents[1] / "data" / "corpus"
+
+
+def shipped_rows() -> list[dict]:
+    return [json.loads(line) for kind in CLASSES for line in (SHIPPED / f"{kind}.jsonl").read_text().splitlines()]
+
+
+def test_no_shipped_prompt_s_continuation_stands_in_the_training_text():
+    """By the figures that were counted when the prompts were made, for the very text that the shipped pair was trained
+    on; the count itself is checked above, and against the text where it is there, below."""
+    digest = train_digest(MANIFEST)
+    licences = {source["name"]: source["licence"] for source in json.loads(MANIFEST.read_text())["sources"]}
+    tokenizer = read_tokenizer(MANIFEST.parent)
+    rows = shipped_rows()
+    assert Counter(row["class"] for row in rows) == dict.fromkeys(CLASSES, 32)
+    for row in rows:
+        count = len(grams(row["continuation"]))
+        assert row["overlap"] == {"gram_words": 13, "grams": count, "shared": 0, "train_sha256": digest}
+        assert count >= 5  # a table has few words in 128 tokens
+        assert len(tokenizer.encode(row["continuation"], add_special_tokens=False).ids) == 128
+        assert row["licence"] == licences[row["source"].split("/")[0]]
+    for kind, share in (("prose", 0.5), ("chat", 1.0)):
+        sampled = [row["source"].startswith("smollm2/") for row in rows if row["class"] == kind]
+        assert sum(sampled) == 32 * share
+        assert sum(sampled[:8]) == 8 * share
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not there: python -m experiments.corpus")
+def test_the_shipped_figures_are_those_of_the_training_text():
+    rows = shipped_rows()
+    assert {row["overlap"]["train_sha256"] for row in rows} == {train_digest(CORPUS)}
+    assert not any(count_shared([row["continuation"] for row in rows], training_texts(CORPUS)))

@@ -4,20 +4,24 @@ import random
 
 import numpy as np
 import pytest
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import load as load_tokenizer
 from transformers import AutoTokenizer
 
+from experiments.data.chat import ASSISTANT, BEGIN_OF_SENTENCE, END_OF_SENTENCE, USER, conversation
 from experiments.data.documents import CLASSES, Document, write_documents
 from experiments.data.render import render_json, render_markdown
 from experiments.data.synthetic import SyntheticRecords
 from experiments.tokenizer import (
-    BEGIN_OF_SENTENCE,
     NOISE,
     SPECIAL_TOKENS,
     bytes_per_token,
+    sample_texts,
     save_tokenizer,
     train_tokenizer,
 )
 from experiments.tokens import encode_documents, encode_split
+from spec.prompts import Prompt, encode
 
 VOCABULARY = 500
 
@@ -82,7 +86,13 @@ def test_documents_are_encoded_one_after_the_other(tokenizer, tmp_path):
         for split in ("train", "valid"):
             rows = (Document(kind=kind, text=text, source="made", id=f"made/{n}") for n, text in enumerate(made))
             write_documents(tmp_path / split / f"{kind}.jsonl", rows)
+    for split in ("train", "valid"):  # a byte is text, a marker is not
+        chats = [Document(kind="chat", text=conversation("é?", "b"), source="made", id="made/0")]
+        write_documents(tmp_path / split / "chat.jsonl", chats)
     arrays = encode_split(tokenizer, tmp_path, "train", seed=1)
+    assert list(arrays) == [name for kind in CLASSES for name in (kind, f"{kind}_bytes")]
+    assert arrays["chat_bytes"] == 4
+    assert sorted(sample_texts(tmp_path, {**dict.fromkeys(CLASSES, 0), "chat": 100})) == ["b", "é?"]
     ids = arrays["prose"]
     assert ids.dtype == np.uint16
     assert np.sum(ids == 0) == np.sum(ids == 1) == len(made)
@@ -92,6 +102,39 @@ def test_documents_are_encoded_one_after_the_other(tokenizer, tmp_path):
     assert arrays["prose_bytes"] == sum(len(text.encode()) for text in made)
     ratio = bytes_per_token(tokenizer, tmp_path)["prose"]
     assert ratio == pytest.approx(arrays["prose_bytes"] / (len(ids) - 2 * len(made)))
+
+
+def test_only_conversations_have_special_tokens(tokenizer):
+    text = conversation("What is <b>?", "It is < a mark.")
+    spoken = encode_documents(tokenizer, [text], has_markers=True)
+    user, assistant = tokenizer.token_to_id(USER), tokenizer.token_to_id(ASSISTANT)
+    assert spoken[:2].tolist() == [0, user]
+    assert np.flatnonzero(spoken < len(SPECIAL_TOKENS)).tolist() == [
+        0,
+        1,
+        spoken.tolist().index(assistant),
+        len(spoken) - 1,
+    ]
+    quoted = encode_documents(tokenizer, [f'USER = "{USER}"  # before {END_OF_SENTENCE}'])
+    assert np.flatnonzero(quoted < len(SPECIAL_TOKENS)).tolist() == [0, len(quoted) - 1]
+    assert tokenizer.decode(quoted[1:-1].tolist()) == f'USER = "{USER}"  # before {END_OF_SENTENCE}'
+    assert tokenizer.encode(USER, add_special_tokens=False).ids == [user]  # and the tokenizer is as before
+
+
+def test_the_chat_template_makes_what_a_conversation_was_trained_as(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path, context_length=128)
+    trained = encode_documents(tokenizer, [conversation("What is it?", "A mark.")], has_markers=True).tolist()
+    messages = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A mark."}]
+    loaded = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert loaded.apply_chat_template(messages, return_dict=False) == trained
+    start = trained[: trained.index(tokenizer.token_to_id(ASSISTANT)) + 1]
+    wrapped = load_tokenizer(tmp_path)  # mlx-lm's, as spec.run has it
+    prompt = Prompt(prompt_id="x", prompt_class="chat", turns=("What is it?",), is_chat=True)
+    assert list(encode(prompt, wrapped)) == start
+    longer = Prompt(prompt_id="x", prompt_class="chat", turns=("What is it?", "A mark.", "Why?"), is_chat=True)
+    assert list(encode(longer, wrapped))[: len(trained)] == trained
+    with pytest.raises(TemplateError, match="roles are user and assistant, got system"):
+        loaded.apply_chat_template([{"role": "system", "content": "x"}])
 
 
 def test_ids_that_do_not_fit_are_refused():

@@ -363,11 +363,11 @@ def test_every_key_of_the_drafter_is_needed(target: Model, folder: Path, key: st
     [
         ("dspark_target_layer_ids", [2, 3, 5], "wanted a list of layers in 0..4, got [2, 3, 5]"),
         ("dspark_target_layer_ids", [-1], "wanted a list of layers in 0..4"),
-        ("dspark_target_layer_ids", [], "wanted a list of layers in 0..4"),
         ("dspark_target_layer_ids", 4, "wanted a list of layers in 0..4, got 4"),
         ("dspark_block_size", 0, "wanted an integer from 1 up, got 0"),
         ("dspark_block_size", "5", "wanted an integer from 1 up, got '5'"),
-        ("dspark_markov_rank", None, "wanted an integer from 1 up, got None"),
+        ("dspark_markov_rank", None, "wanted an integer from 0 up, got None"),
+        ("dspark_markov_rank", -1, "wanted an integer from 0 up, got -1"),
         ("dspark_noise_token_id", 96, "wanted an integer from 0 below 96, got 96"),
         ("dspark_confidence_input", "norm", "wanted pre_norm or post_norm, got 'norm'"),
         ("dspark_num_experts_per_tok", 9, "must lie in 1..n_routed_experts (6), got 9"),
@@ -378,6 +378,25 @@ def test_values_that_do_not_fit_are_named(target: Model, folder: Path, key: str,
     message = refusal(folder, target)
     assert wanted in message
     assert key.removeprefix("dspark_") in message
+
+
+def test_a_drafter_without_features_or_markov_head_lacks_their_tensors(target: Model, folder: Path) -> None:
+    change_config(folder, dspark_target_layer_ids=[], dspark_markov_rank=0)
+    message = refusal(folder, target)
+    assert "4 unexpected: mtp.0.main_norm.weight, mtp.0.main_proj.weight, mtp.2.markov_head.markov_w1" in message
+    assert "1 misshapen: mtp.2.confidence_head.proj.weight (wanted [1, 64]" in message
+
+    def change(tensors: dict[str, mx.array]) -> None:
+        for name in [name for name in tensors if "main_" in name or "markov" in name]:
+            del tensors[name]
+        proj = "mtp.2.confidence_head.proj.weight"
+        tensors[proj] = mx.contiguous(tensors[proj][:, :64])
+
+    change_tensors(folder, change)
+    network = load_dspark(folder, target=target)
+    assert (network.taps, network.num_stages) == ((), 3)
+    drafted = network.draft(TOKENS[:, 30], 30, network.context_rows(None))
+    assert drafted.tokens.shape == drafted.confidence.shape == (1, 5)
 
 
 def test_another_rank_does_not_fit_the_tensors(target: Model, folder: Path) -> None:

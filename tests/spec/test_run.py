@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 SWEEPS = {name for name in EXPERIMENTS if "MULTIRUN" in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")}
-PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose")
+PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose", "chat")
 SUMMARY_FIELDS = [
     "experiment",
     "prompt_class",

@@ -1,0 +1,288 @@
+"""Fits a DSpark drafter's confidences to what really stands: ``python -m experiments.calibrate``.
+
+The head was trained on the overlap of two distributions; what it is used for is whether a draft is accepted: the
+target's argmax at temperature 0, its draw above. Each gets temperatures of its own, fitted on one set of recorded
+continuations, at every position and not only where a loop would come by, and judged on another. They are stored in the
+drafter's ``config.json`` as ``dspark_confidence_temperatures``; ``drafter.calibration`` of ``spec.run`` chooses.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from experiments.evaluation.blocks import accepted_drafts, draft_everywhere
+from experiments.evaluation.continuations import Continuation, batches, group_names, load_continuations, members
+from experiments.evaluation.diagram import draw_reliability
+from experiments.evaluation.drafters import Features, default_dtype, prepare
+from experiments.evaluation.forecast import BINS, auroc, brier_score, expected_calibration_error
+from experiments.evaluation.scaling import GRID, MIN_POSITIONS, conditional, fit_affine, fit_temperatures, survival
+from experiments.program import run
+from experiments.training.export import update_config
+from models import load_dspark, load_model
+from models.loading import find_checkpoint
+from spec.errors import UserError
+from spec.measure.environment import describe
+
+AIM = 0.02
+"""Calibration error at every position that a calibrated head should keep to (the paper reports 0.4 to 2.0%)."""
+
+SHARED = 32
+"""Tokens by which a beginning is known again."""
+
+KEY = "dspark_confidence_temperatures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Confidences and what came of them, over many anchors.
+
+    Attributes:
+        logits: (N, G) float32. accepted: (N,) drafts that stood. sequence: (N,) whose anchor it is.
+    """
+
+    logits: np.ndarray
+    accepted: np.ndarray
+    sequence: np.ndarray
+
+    def of(self, sequences: Sequence[int]) -> "Scored":
+        """The anchors of some sequences."""
+        is_chosen = np.isin(self.sequence, sequences)
+        return Scored(
+            logits=self.logits[is_chosen], accepted=self.accepted[is_chosen], sequence=self.sequence[is_chosen]
+        )
+
+
+def score(network: Any, target: Any, continuations: Sequence[Continuation], console: Console) -> Scored:
+    """Drafts at every anchor that a whole block of recorded tokens follows.
+
+    Args:
+        network: DSpark's. target: its target. continuations: recordings. console: gets the progress.
+    """
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for batch in track(list(batches(continuations)), description="sequences", console=console, transient=True):
+        spans = [range(one.start, max(one.start, len(one.tokens) - network.block_size)) for one in batch.continuations]
+        if not any(spans):
+            continue
+        features = Features(target, batch.tokens).at(network.taps)
+        drafted = draft_everywhere(network, batch.tokens, features, spans)
+        for number, one, blocks in zip(batch.numbers, batch.continuations, drafted, strict=True):
+            accepted = accepted_drafts(blocks, one.tokens)
+            parts.append((blocks.confidence_logits, accepted, np.full(len(accepted), number)))
+    if not parts:
+        raise UserError(f"no recording has {network.block_size + 1} tokens of the target's own: make longer ones")
+    logits, accepted, sequence = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Scored(logits=logits, accepted=accepted, sequence=sequence)
+
+
+def disjoint(judged: Sequence[Continuation], fitted: Sequence[Continuation]) -> list[Continuation]:
+    """The sequences to judge on whose beginnings occur nowhere in what was fitted on.
+
+    A beginning is known by its last `SHARED` tokens; sequences of one named origin count as one document.
+    """
+    origins = {item.origin for item in fitted if item.origin}
+    ends = [item.tokens[max(0, item.start - SHARED) : item.start].tobytes() for item in judged]
+    runs: dict[int, set[bytes]] = {}
+    for size in {len(end) for end in ends}:
+        texts = [item.tokens.tobytes() for item in fitted]
+        step = fitted[0].tokens.itemsize
+        runs[size] = {text[at : at + size] for text in texts for at in range(0, len(text) - size + 1, step)}
+    return [
+        item for item, end in zip(judged, ends, strict=True) if item.origin not in origins and end not in runs[len(end)]
+    ]
+
+
+def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """Figures by position.
+
+    Args:
+        scored: the anchors. scales, biases: (G,) of the logits, as `conditional`.
+
+    Returns:
+        For k = 1..G: ``num_anchors``, ``predicted`` and ``observed`` means; of the cumulative product against "the
+        first k stand" ``ece``, ``auroc``, ``brier``; of the conditional confidence, over the anchors where the first
+        k - 1 stand, ``num_reached``, ``conditional_ece``, ``conditional_auroc``, ``conditional_brier``.
+    """
+    one = conditional(scored.logits, scales, biases)
+    whole = survival(one)
+    rows = []
+    for position in range(one.shape[1]):
+        stands, is_reached = scored.accepted > position, scored.accepted >= position
+        forecast, given = whole[:, position], one[is_reached, position]
+        rows.append(
+            {
+                "position": position + 1,
+                "num_anchors": len(stands),
+                "predicted": float(forecast.mean()),
+                "observed": float(stands.mean()),
+                "ece": expected_calibration_error(forecast, stands),
+                "auroc": auroc(forecast, stands),
+                "brier": brier_score(forecast, stands),
+                "num_reached": int(is_reached.sum()),
+                "conditional_ece": expected_calibration_error(given, stands[is_reached]),
+                "conditional_auroc": auroc(given, stands[is_reached]),
+                "conditional_brier": brier_score(given, stands[is_reached]),
+            }
+        )
+    return rows
+
+
+def calibrate(
+    fitted: Scored,
+    fitted_on: Sequence[Continuation],
+    judged: Scored,
+    judged_on: Sequence[Continuation],
+    temperature: float,
+) -> dict[str, Any]:
+    """Fits at one temperature of the target and judges the raw, the scaled and the affine confidences.
+
+    Args:
+        fitted, fitted_on: what to fit on. judged, judged_on: what to judge on. temperature: of the target's draws.
+
+    Returns:
+        ``temperatures``; ``affine`` (scales and biases, to compare, never stored); ``num_fitted`` anchors; ``at_edge``:
+        the positions whose temperature is the grid's first or last; ``judged``: rows of `judge` by class and variant;
+        ``fitted``: by variant on the very set fitted on, whose error no more data can bring down.
+
+    Raises:
+        UserError: too few anchors to fit or to judge on.
+    """
+    ours = fitted.of(members(fitted_on, "all", temperature))
+    theirs = judged.of(members(judged_on, "all", temperature))
+    for name, part in (("fit", ours), ("judge", theirs)):
+        if len(part.accepted) < MIN_POSITIONS:
+            raise UserError(
+                f"{name}: wanted {MIN_POSITIONS} positions or more at temperature {temperature:g}, got "
+                f"{len(part.accepted)}: generate more with python -m experiments.generate"
+            )
+    temperatures = fit_temperatures(ours.logits, ours.accepted)
+    scales, biases = fit_affine(ours.logits, ours.accepted)
+    variants = {"raw": (None, None), "scaled": (1.0 / np.array(temperatures), None), "affine": (scales, biases)}
+    by_class = {}
+    for name, at in group_names(judged_on):
+        part = judged.of(members(judged_on, name, temperature))
+        if at == temperature and len(part.accepted):
+            by_class[name] = {variant: judge(part, *values) for variant, values in variants.items()}
+    return {
+        "temperature": temperature,
+        "temperatures": list(temperatures),
+        "affine": {"scales": scales.tolist(), "biases": biases.tolist()},
+        "num_fitted": len(ours.accepted),
+        "at_edge": [k + 1 for k, value in enumerate(temperatures) if value in (float(GRID[0]), float(GRID[-1]))],
+        "judged": by_class,
+        "fitted": {variant: judge(ours, *values) for variant, values in variants.items()},
+    }
+
+
+def print_result(name: str, result: Mapping[str, Any], console: Console) -> None:
+    """A table of one calibration, and whether it reaches the aim."""
+    shown = ", ".join(f"{value:.3f}" for value in result["temperatures"])
+    table = Table(title=f"{name} (temperature {result['temperature']:g}): divided by {shown}")
+    for column in (
+        "class",
+        "position",
+        "observed",
+        "ECE raw",
+        "scaled",
+        "affine",
+        "AUROC",
+        "Brier raw",
+        "scaled",
+        "affine",
+    ):
+        table.add_column(column)
+    for prompt_class, variants in result["judged"].items():
+        for raw, scaled, affine in zip(variants["raw"], variants["scaled"], variants["affine"], strict=True):
+            table.add_row(
+                prompt_class if raw["position"] == 1 else "",
+                str(raw["position"]),
+                f"{raw['observed']:.3f}",
+                *(f"{100 * row['ece']:.1f}%" for row in (raw, scaled, affine)),
+                "-" if scaled["auroc"] is None else f"{scaled['auroc']:.3f}",
+                *(f"{row['brier']:.4f}" for row in (raw, scaled, affine)),
+            )
+        table.add_section()
+    console.print(table)
+    over = [(row["position"], row["ece"]) for row in result["judged"]["all"]["scaled"] if row["ece"] > AIM]
+    if over:
+        named = ", ".join(f"{error:.1%} at {position}" for position, error in over)
+        console.print(f"{name}: temperatures leave more than {AIM:.0%} calibration error over all classes: {named}")
+        for variant in ("scaled", "affine"):
+            errors = " ".join(f"{row['ece']:.1%}" for row in result["fitted"][variant])
+            console.print(f"{name}: {variant}, on the very set that it was fitted on: {errors}")
+    else:
+        console.print(f"{name}: calibration error over all classes is at most {AIM:.0%} at every position")
+    if result["at_edge"]:
+        console.print(f"{name}: the temperature of position {result['at_edge']} lies at the edge of the grid")
+
+
+@hydra.main(version_base=None, config_path="configs", config_name="calibrate")
+def main(config: DictConfig) -> None:
+    """Fits, judges, prints, draws, and stores the temperatures beside the drafter."""
+    wanted = {"greedy": 0.0, "sampled": float(config.sampled_temperature)}
+    if wanted["sampled"] <= 0:
+        raise UserError(f"sampled_temperature: wanted a number above 0, got {config.sampled_temperature!r}")
+    path = find_checkpoint(config.drafter or config.target)
+    sets = {
+        name: load_continuations(
+            _texts(config[name]), config.target, temperatures=list(wanted.values()), limit=config.limit
+        )
+        for name in ("fit", "judge")
+    }
+    judged_on = disjoint(sets["judge"], sets["fit"])
+    left_out = len(sets["judge"]) - len(judged_on)
+    if not judged_on:
+        raise UserError(f"every sequence of judge={config.judge} is also in fit={config.fit}: wanted other documents")
+    console = Console(width=None if Console().is_terminal else 150)
+    dtype = config.dtype or default_dtype()
+    target = load_model(config.target, dtype)
+    target.train()  # evaluates every expert at once: faster for wide passes of a small model
+    network = load_dspark(path, target=target, quant=config.quant)
+    prepare(network, target)
+    fitted, judged = (score(network, target, one, console) for one in (sets["fit"], judged_on))
+    results = {
+        name: calibrate(fitted, sets["fit"], judged, judged_on, temperature)
+        for name, temperature in wanted.items()
+        if members(sets["fit"], "all", temperature)
+    }
+    for name, result in results.items():
+        print_result(name, result, console)
+    console.print(f"{left_out} sequences of judge={config.judge} share their beginning with fit and were left out")
+    output = Path(config.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    drawn = draw_reliability(
+        output.with_suffix(".png"),
+        {name: (judged.of(members(judged_on, "all", wanted[name])), result) for name, result in results.items()},
+    )
+    temperatures = {name: [round(value, 4) for value in result["temperatures"]] for name, result in results.items()}
+    whole = {
+        "fit": _texts(config.fit),
+        "judge": _texts(config.judge),
+        "num_sequences": {"fit": len(sets["fit"]), "judge": len(judged_on), "left_out": left_out},
+        "bins": BINS,
+        "grid": {"least": float(GRID[0]), "most": float(GRID[-1]), "count": len(GRID), "spacing": "geometric"},
+        "aim": AIM,
+        "environment": describe(seed=0, dtype=dtype, checkpoints={"target": target.path, "drafter": str(path)}),
+        "results": results,
+    }
+    output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    if config.store:
+        update_config(path, {KEY: temperatures})
+    stored = f"{path / 'config.json'}" if config.store else "nowhere (store=false)"
+    console.print(f"figures in {output}, diagram in {drawn or 'no file'}; temperatures stored in {stored}")
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else [str(item) for item in value]
+
+
+if __name__ == "__main__":
+    run(main)

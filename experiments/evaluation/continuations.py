@@ -1,0 +1,188 @@
+"""Recorded continuations: token sequences of which the last part is the target's own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from omegaconf import OmegaConf
+
+from experiments.data.generations import Generations, load_generations
+from models.loading import find_checkpoint, load_matching_tokenizer, read_target_config
+from spec.errors import UserError
+from spec.measure.records import RUNS, read_lines
+from spec.prompts import encode, load_prompts
+
+CHUNK = 2048  # tokens of a target pass: bounds its memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """One sequence.
+
+    Attributes:
+        tokens: (S,) int32 ids.
+        start: index of the first token that is the target's own; at least 1.
+        prompt_class: what results are grouped by. temperature: of the target's draws, 0 for greedy.
+        origin: what its beginning was cut from; two of the same origin share their document.
+    """
+
+    tokens: np.ndarray
+    start: int
+    prompt_class: str
+    temperature: float
+    origin: str
+
+    @property
+    def own(self) -> np.ndarray:
+        """(S - start,) the target's own tokens."""
+        return self.tokens[self.start :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences that go through the target together.
+
+    Attributes:
+        numbers: (B,) which sequences these are, in the order of the whole set.
+        continuations: the sequences.
+        tokens: (B, S) int32, the shorter ones padded with 0 at their end, which no earlier token sees.
+    """
+
+    numbers: tuple[int, ...]
+    continuations: tuple[Continuation, ...]
+    tokens: mx.array
+
+
+def load_continuations(
+    sources: str | Sequence[str],
+    target: str | Path,
+    *,
+    temperatures: Sequence[float] | None = None,
+    limit: int | None = None,
+) -> list[Continuation]:
+    """Reads recorded continuations.
+
+    Args:
+        sources: ``.npz`` files, folders or globs of them as `experiments.generate` writes, and output folders of
+            ``spec.run`` (their prompts are read from the prompt files that the run used).
+        target: the checkpoint folder that they came from; its tokenizer encodes the prompts of ``spec.run``.
+        temperatures: only these; None takes all.
+        limit: most sequences of a class and temperature; None takes all.
+
+    Raises:
+        UserError: a source is missing or none of these, or nothing is left.
+    """
+    found: list[Continuation] = []
+    for source in [sources] if isinstance(sources, str) else sources:
+        if (Path(source) / RUNS).is_file():
+            found += _of_run(Path(source), target)
+        else:
+            found += _of_generations(load_generations(source))
+    kept, counts = [], {}
+    for item in found:
+        key = (item.prompt_class, item.temperature)
+        is_wanted = temperatures is None or item.temperature in temperatures
+        if is_wanted and len(item.own) > 1 and (limit is None or counts.get(key, 0) < limit):
+            counts[key] = counts.get(key, 0) + 1
+            kept.append(item)
+    if not kept:
+        there = sorted({item.temperature for item in found})
+        raise UserError(f"no continuations of temperatures {temperatures} in {sources}, which hold {there}")
+    return kept
+
+
+def _of_generations(rows: Generations) -> list[Continuation]:
+    return [
+        Continuation(
+            tokens=rows.tokens[row].astype(np.int32),
+            start=int(rows.prompt_lengths[row]),
+            prompt_class=rows.class_names[rows.classes[row]],
+            temperature=round(float(rows.temperatures[row]), 6),  # stored as float32
+            origin=str(rows.origins[row]),
+        )
+        for row in range(len(rows))
+    ]
+
+
+def _of_run(folder: Path, target: str | Path) -> list[Continuation]:
+    """The speculative runs of a folder of ``spec.run``, first repeats: the others have the same seed.
+
+    Raises:
+        UserError: the folder does not say which prompts it ran, or has one that its prompt files lack.
+    """
+    file = folder / ".hydra" / "config.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"{folder} has {RUNS} but no {file.name} of Hydra's: wanted an output folder of spec.run as it was left"
+        )
+    config = OmegaConf.load(file)
+    place = find_checkpoint(target)
+    tokenizer = load_matching_tokenizer(place, read_target_config(place).vocab_size)
+    paths = [config.prompts.paths] if isinstance(config.prompts.paths, str) else list(config.prompts.paths)
+    prompts = _encoded(paths, config.prompts.name, config.prompts.limit, tokenizer)
+    found = []
+    for record in read_lines(folder / RUNS):
+        if record["mode"] != "speculative" or record["repeat"] != 0:
+            continue
+        if record["prompt_id"] not in prompts:
+            raise UserError(
+                f"{folder / RUNS} ran prompt {record['prompt_id']}, which is not in {', '.join(paths)} any more"
+            )
+        prompt = prompts[record["prompt_id"]]
+        found.append(
+            Continuation(
+                tokens=np.array([*prompt, *record["tokens"]], dtype=np.int32),
+                start=len(prompt),
+                prompt_class=record["class"],
+                temperature=float(config.sampling.temperature),
+                origin=record["prompt_id"],
+            )
+        )
+    return found
+
+
+def _encoded(
+    paths: Sequence[str], name: str, limit: int | None, tokenizer: TokenizerWrapper
+) -> Mapping[str, Sequence[int]]:
+    return {prompt.prompt_id: encode(prompt, tokenizer) for prompt in load_prompts(paths, name=name, limit=limit)}
+
+
+def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[Batch]:
+    """All sequences, those of about the same length together.
+
+    Args:
+        continuations: at least one.
+        chunk: most tokens of a batch; a longer sequence goes alone.
+    """
+    order = sorted(range(len(continuations)), key=lambda number: len(continuations[number].tokens))
+    while order:
+        longest, count = 0, 0
+        for number in order:
+            longest = max(longest, len(continuations[number].tokens))
+            if count and longest * (count + 1) > chunk:
+                break
+            count += 1
+        numbers, order = order[:count], order[count:]
+        chosen = tuple(continuations[number] for number in numbers)
+        width = max(len(item.tokens) for item in chosen)
+        padded = np.stack([np.pad(item.tokens, (0, width - len(item.tokens))) for item in chosen])
+        yield Batch(numbers=tuple(numbers), continuations=chosen, tokens=mx.array(padded))
+
+
+def group_names(continuations: Sequence[Continuation]) -> list[tuple[str, float]]:
+    """Classes and temperatures that results are told by, with ``all`` classes of a temperature first."""
+    temperatures = sorted({item.temperature for item in continuations})
+    names = list(dict.fromkeys(item.prompt_class for item in continuations))
+    return [(name, temperature) for temperature in temperatures for name in ("all", *names)]
+
+
+def members(continuations: Sequence[Continuation], name: str, temperature: float) -> list[int]:
+    """Indices of the sequences of a group of `group_names`."""
+    return [
+        number
+        for number, item in enumerate(continuations)
+        if name in ("all", item.prompt_class) and item.temperature == temperature
+    ]

@@ -1,0 +1,102 @@
+"""Drafters by name from the choices of ``configs/drafter``, ready for many rows at once."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from omegaconf import DictConfig, OmegaConf
+
+from models.deepseek_v4 import Model
+from models.quantization import dequantise
+from spec.drafters import DSparkDrafter
+from spec.errors import UserError
+from spec.measure.environment import backend
+from spec.parts import build
+from spec.protocols import Drafter
+
+GAMMA = 5  # of drafters that have no longest block of their own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A drafter to be judged.
+
+    Attributes:
+        name: as configured. drafter: the part. gamma: longest proposal.
+    """
+
+    name: str
+    drafter: Drafter
+    gamma: int
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it can draft at all positions at once: DSpark, whose blocks need only the target's features."""
+        return isinstance(self.drafter, DSparkDrafter)
+
+
+def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
+    """Builds a drafter.
+
+    Args:
+        name: for results and messages.
+        entry: ``kind``, a choice of ``configs/drafter``; perhaps ``gamma``; the other keys replace the choice's own,
+            such as ``path`` and ``quant``.
+        target: what it drafts for.
+
+    Raises:
+        UserError: there is no such choice, a value is missing or refused, or the block is too long.
+    """
+    values: dict[str, Any] = OmegaConf.to_container(entry, resolve=True)
+    kind, gamma = values.pop("kind", None), values.pop("gamma", None)
+    place = Path(str(files("configs"))) / "drafter"
+    choices = sorted(path.stem for path in place.glob("*.yaml"))
+    if kind not in choices:
+        raise UserError(f"drafters.{name}.kind: wanted one of {', '.join(choices)}, got {kind!r}")
+    # Argmax drafts are judged, at every temperature.
+    chosen = OmegaConf.create({"sampling": {"temperature": 0.0}, "drafter": OmegaConf.load(place / f"{kind}.yaml")})
+    chosen.drafter.merge_with(values)
+    missing = sorted(key.removeprefix("drafter.") for key in OmegaConf.missing_keys(chosen.drafter))
+    if missing:
+        raise UserError(f"drafters.{name}: no value for {', '.join(missing)}")
+    drafter: Drafter = build(f"drafters.{name}", chosen.drafter, target=target)
+    longest = drafter.max_gamma
+    if gamma is not None and (type(gamma) is not int or gamma < 1 or (longest is not None and gamma > longest)):
+        raise UserError(f"drafters.{name}.gamma: wanted 1 to {longest or 'any'}, got {gamma!r}")
+    if isinstance(drafter, DSparkDrafter):
+        prepare(drafter.network, target)
+        gamma = gamma or longest
+    return Named(name=name, drafter=drafter, gamma=gamma or min(GAMMA, longest or GAMMA))
+
+
+def default_dtype() -> str:
+    """``float32`` on a CPU, ``bfloat16`` elsewhere, as `experiments.generate` decodes."""
+    return "float32" if backend() == "cpu" else "bfloat16"
+
+
+def prepare(network: Any, target: Model) -> None:
+    """Makes a DSpark network fast for many blocks; its numbers change by rounding alone."""
+    dequantise(network, target.embed.weight.dtype)
+    network.train()  # evaluates every expert at once
+
+
+class Features:
+    """The target's features of one batch, computed once for all drafters that tap the same layers.
+
+    Args:
+        target: the model. tokens: (B, S) int32.
+    """
+
+    def __init__(self, target: Model, tokens: mx.array) -> None:
+        self._target, self._tokens = target, tokens
+        self._known: dict[tuple[int, ...], mx.array] = {}
+
+    def at(self, taps: tuple[int, ...]) -> mx.array | None:
+        """(B, S, F), evaluated; None without taps."""
+        if taps and taps not in self._known:
+            _, features = self._target(self._tokens, taps=taps)
+            mx.eval(features)  # the logits are never asked for, so the head is not run
+            self._known[taps] = features
+        return self._known.get(taps)

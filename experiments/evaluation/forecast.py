@@ -1,0 +1,52 @@
+"""How good probabilities are as forecasts of yes-or-no events. Undefined figures (nothing to count) are None."""
+
+import numpy as np
+
+BINS = 20  # DeepSpec's
+
+
+def expected_calibration_error(predicted: np.ndarray, observed: np.ndarray, bins: int = BINS) -> float | None:
+    """``sum_b (n_b / N) |mean predicted - mean observed|`` over bins of equal width.
+
+    Args:
+        predicted: (N,) in 0..1. observed: (N,) bool or 0/1. bins: how many.
+    """
+    if not len(predicted):
+        return None
+    _, gaps, _, _ = reliability(predicted, observed, bins)
+    return float(np.abs(gaps).sum() / len(predicted))
+
+
+def reliability(
+    predicted: np.ndarray, observed: np.ndarray, bins: int = BINS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The sums behind a reliability diagram, by bin; arguments as `expected_calibration_error`.
+
+    Returns:
+        Counts (bins,); predicted minus observed, summed; predicted, summed; observed, summed.
+    """
+    number = np.minimum((np.asarray(predicted) * bins).astype(np.int64), bins - 1)  # 1.0 belongs to the last bin
+    counts = np.bincount(number, minlength=bins)
+    forecast = np.bincount(number, weights=predicted, minlength=bins)
+    event = np.bincount(number, weights=observed, minlength=bins)
+    return counts, forecast - event, forecast, event
+
+
+def brier_score(predicted: np.ndarray, observed: np.ndarray) -> float | None:
+    """Mean squared difference, 0 is best. Arguments as `expected_calibration_error`."""
+    return float(np.mean((predicted - observed) ** 2)) if len(predicted) else None
+
+
+def auroc(predicted: np.ndarray, observed: np.ndarray) -> float | None:
+    """Probability that an event has a higher forecast than a non-event, ties counting half (Mann and Whitney).
+
+    Arguments as `expected_calibration_error`. None unless both happened.
+    """
+    is_event = np.asarray(observed, dtype=bool)
+    events, others = int(is_event.sum()), int((~is_event).sum())
+    if not events or not others:
+        return None
+    _, group, sizes = np.unique(predicted, return_inverse=True, return_counts=True)
+    ends = np.cumsum(sizes)
+    ranks = (ends - (sizes - 1) / 2)[group]  # 1-based, the mean of its ties'
+    return float((ranks[is_event].sum() - events * (events + 1) / 2) / (events * others))

@@ -1,0 +1,92 @@
+"""Sequential temperature scaling of confidences, and the same with a bias to compare.
+
+Source: DSpark paper (arXiv 2607.05147) section 3.2: positions left to right, each temperature chosen by grid search to
+minimise the calibration error of the *cumulative* product against "the first k drafts all stand", with the earlier ones
+kept.
+"""
+
+import numpy as np
+
+from experiments.evaluation.forecast import BINS, expected_calibration_error
+
+GRID = np.geomspace(0.1, 10.0, 461)
+"""Temperatures tried, 1% apart; the paper does not give its own. Contains 1."""
+
+MIN_POSITIONS = 1000
+"""Fewer anchors than that fit noise."""
+
+
+def conditional(logits: np.ndarray, scales: np.ndarray | None = None, biases: np.ndarray | None = None) -> np.ndarray:
+    """Probabilities (N, G) that position k stands given that the earlier do: ``sigmoid(logit * scale + bias)``.
+
+    Args:
+        logits: (N, G). scales, biases: (G,); None for 1 and 0. A temperature's scale is its inverse.
+    """
+    scaled = logits * (1.0 if scales is None else scales) + (0.0 if biases is None else biases)
+    return 1.0 / (1.0 + np.exp(-np.clip(scaled, -700.0, 700.0)))
+
+
+def survival(probabilities: np.ndarray) -> np.ndarray:
+    """Probabilities (N, G) that positions 1..k all stand, from the conditional ones."""
+    return np.cumprod(probabilities, axis=1)
+
+
+def fit_temperatures(
+    logits: np.ndarray, accepted: np.ndarray, grid: np.ndarray = GRID, bins: int = BINS
+) -> tuple[float, ...]:
+    """Sequential temperature scaling.
+
+    Args:
+        logits: (N, G) confidence logits at N anchors. accepted: (N,) drafts that stood there, 0..G.
+        grid: temperatures tried; of equally good ones the nearest to 1 is taken. bins: of the calibration error.
+
+    Returns:
+        G temperatures.
+
+    Raises:
+        ValueError: there are no anchors.
+    """
+    if not len(logits):
+        raise ValueError("temperatures cannot be fitted to no anchors")
+    order = grid[np.argsort(np.abs(np.log(grid)), kind="stable")]
+    before = np.ones(len(logits))
+    temperatures = []
+    for position in range(logits.shape[1]):
+        stands = accepted > position
+        errors = [
+            expected_calibration_error(before * conditional(logits[:, position] / temperature), stands, bins)
+            for temperature in order
+        ]
+        best = order[int(np.argmin(errors))]
+        temperatures.append(float(best))
+        before = before * conditional(logits[:, position] / best)
+    return tuple(temperatures)
+
+
+def fit_affine(logits: np.ndarray, accepted: np.ndarray, iterations: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Platt scaling of each position given that the earlier ones stand, by maximum likelihood (Newton's method).
+
+    Args:
+        logits, accepted: as `fit_temperatures`. iterations: at most.
+
+    Returns:
+        Scales and biases (G,); 1 and 0 where a position's drafts all stood or all fell: nothing to fit.
+    """
+    scales, biases = np.ones(logits.shape[1]), np.zeros(logits.shape[1])
+    for position in range(logits.shape[1]):
+        is_reached = accepted >= position
+        x, label = logits[is_reached, position].astype(np.float64), (accepted[is_reached] > position).astype(np.float64)
+        if not 0 < label.sum() < len(label):
+            continue
+        inputs = np.stack([x, np.ones_like(x)], axis=1)
+        weights = np.array([1.0, 0.0])
+        for _ in range(iterations):
+            predicted = conditional(inputs @ weights)
+            # A little ridge keeps the step finite where the labels can be told apart without error.
+            curvature = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs + 1e-6 * np.eye(2)
+            step = np.linalg.solve(curvature, inputs.T @ (predicted - label))
+            weights = weights - step
+            if np.abs(step).max() < 1e-8:
+                break
+        scales[position], biases[position] = weights
+    return scales, biases
