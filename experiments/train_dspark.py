@@ -22,13 +22,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.program import run
-from experiments.train_target import Balancer
-from experiments.training.batches import BlockSampler
 from experiments.training.curves import draw_curves
+from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.judging import HeldOut, Judged, compare, mean_by_position
-from experiments.training.loop import Trainer
+from experiments.training.judging import Judged, compare, mean_by_position
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
@@ -119,12 +117,6 @@ def loss_function(
     return loss, auxiliary
 
 
-def set_biases(network: Network, biases: dict[str, mx.array]) -> None:
-    """Puts selection biases (E,) into their stages."""
-    for stage, bias in biases.items():
-        network.mtp[int(stage)].ffn.gate.bias = bias
-
-
 @hydra.main(version_base=None, config_path="configs", config_name="train_dspark")
 def main(config: DictConfig) -> None:
     """Trains, evaluates and exports as the config says; continues an interrupted run."""
@@ -133,8 +125,7 @@ def main(config: DictConfig) -> None:
     if rank_of(group) == 0:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    plan = instantiate(config.plan)
-    target = load_model(config.target, plan.dtype)
+    target = load_model(config.target, config.plan.dtype)
     # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
     target.train().freeze()
     values = OmegaConf.to_container(config.model, resolve=True)
@@ -145,39 +136,14 @@ def main(config: DictConfig) -> None:
     network = Network(drafter, target)
     initialise(network, config.stages, config.seed)
     network.train()
-    sampler = BlockSampler.from_config(config, network.block_size, rank_of(group))
-    held_out = HeldOut(config, network.block_size)
-    balancer = Balancer(
-        {str(number): stage.ffn.gate.bias for number, stage in enumerate(network.mtp)}, config.balance_rate
-    )
     loss = partial(loss_function, network, target, instantiate(config.weights))
-    trainer = Trainer(network.trainable_parameters(), loss, plan, folder, balancer.biases, group)
 
-    def after_step(auxiliary: dict[str, Any]) -> None:
-        balancer.after_step(auxiliary)
-        auxiliary["is_generated"] = mx.array(float(sampler.is_generated(trainer.step)))
-
-    def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
-        network.update(parameters)
-        set_biases(network, balancer.biases)
-        figures = held_out.figures(partial(judge_blocks, network, target))
-        print(f"step {trainer.step}: accepted drafts", {name: round(value, 3) for name, value in figures.items()})
-        return figures
-
-    is_done = trainer.run(
-        lambda step: (*sampler.batch(step), balancer.biases),
-        after_step=after_step,
-        evaluate=evaluate,
-        tokens_per_step=sampler.tokens,
-        max_seconds=config.max_seconds,
-    )
-    if trainer.is_first:
-        network.update(trainer.parameters)
-        set_biases(network, balancer.biases)
+    def export() -> None:
         write_shards(destination, checkpoint_tensors(network, mx.bfloat16), stem="mtp")
         update_config(destination, values, replaced="dspark_")  # an older drafter's calibration is none of this one's
         draw_curves(folder)
-        print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; drafter in {destination}")
+
+    train_drafter(network, network.block_size, loss, partial(judge_blocks, network, target), config, group, export)
     wait_for_all(group)  # a launcher may end all processes when one has ended
 
 

@@ -21,14 +21,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.program import run
-from experiments.train_dspark import set_biases
-from experiments.train_target import Balancer
-from experiments.training.batches import BlockSampler
 from experiments.training.curves import draw_curves
+from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.judging import HeldOut, Judged, compare, mean_by_position
-from experiments.training.loop import Trainer
+from experiments.training.judging import Judged, compare, mean_by_position
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import DeepseekV4Config, Model
@@ -138,43 +135,20 @@ def main(config: DictConfig) -> None:
     if rank_of(group) == 0:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    plan = instantiate(config.plan)
-    target = load_model(source, plan.dtype)
+    target = load_model(source, config.plan.dtype)
     # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
     target.train().freeze()
     network = Network(target, config=check_sizes(config, target.args))
     initialise(network, 1, config.seed)
     network.train()
-    sampler = BlockSampler.from_config(config, config.depth, rank_of(group))
-    held_out = HeldOut(config, config.depth)
-    balancer = Balancer({"0": network.mtp[0].ffn.gate.bias}, config.balance_rate)
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)
-    trainer = Trainer(network.trainable_parameters(), loss, plan, folder, balancer.biases, group)
+    judge = partial(judge_chains, network, target, depth=config.depth)
 
-    def after_step(auxiliary: dict[str, Any]) -> None:
-        balancer.after_step(auxiliary)
-        auxiliary["is_generated"] = mx.array(float(sampler.is_generated(trainer.step)))
-
-    def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
-        network.update(parameters)
-        set_biases(network, balancer.biases)
-        figures = held_out.figures(lambda tokens, anchors: judge_chains(network, target, tokens, anchors, config.depth))
-        print(f"step {trainer.step}: accepted drafts", {name: round(value, 3) for name, value in figures.items()})
-        return figures
-
-    is_done = trainer.run(
-        lambda step: (*sampler.batch(step), balancer.biases),
-        after_step=after_step,
-        evaluate=evaluate,
-        tokens_per_step=sampler.tokens,
-        max_seconds=config.max_seconds,
-    )
-    if trainer.is_first:
-        network.update(trainer.parameters)
-        set_biases(network, balancer.biases)
+    def write() -> None:
         export(network, source, destination)
         draw_curves(folder)
-        print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; MTP block in {destination}")
+
+    train_drafter(network, config.depth, loss, judge, config, group, write)
     wait_for_all(group)  # a launcher may end all processes when one has ended
 
 

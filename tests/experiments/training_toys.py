@@ -111,6 +111,7 @@ def overrides_of(program: str, data: Path, folder: Path, /, **changes: Any) -> l
     if program == "train_target":
         values |= {"data.summary": data / "summary.json"} | {f"model.{key}": value for key, value in SIZES.items()}
     else:
+        values |= {"data.generations": "null", "data.held_out_generations": "null"}
         values |= {"anchors": 3, "generated_anchors": 3, "stages": 2} | {
             f"model.{key}": value for key, value in DRAFTER.items()
         }
