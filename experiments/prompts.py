@@ -94,7 +94,7 @@ def cut_prompt(
 
 
 def choose_documents(documents: list[Document], quota: dict[str, int], draw: random.Random) -> list[Document]:
-    """Documents in the order in which they are to be tried, varied in source; conversations in how the question begins.
+    """Documents in the order in which they are to be tried, varied in source.
 
     Args:
         documents: all candidates.
@@ -106,8 +106,7 @@ def choose_documents(documents: list[Document], quota: dict[str, int], draw: ran
     """
     by_source: dict[str, list[Document]] = defaultdict(list)
     for document in documents:
-        opening = " ".join(document.group.split()[:2])
-        by_source[opening if document.kind == "chat" else document.source].append(document)
+        by_source[document.source].append(document)
     for group in by_source.values():
         draw.shuffle(group)
     sources = sorted(by_source)

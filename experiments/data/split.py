@@ -1,6 +1,5 @@
 """Division of documents between train, valid and prompts, by document and by a hash of its name."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 from experiments.data.documents import Document, stable_hash
@@ -20,7 +19,6 @@ def split_documents(
 
     Documents are ordered by a hash of seed and id; prompts are taken from the front, then valid, then train. So a
     document's place does not depend on the order in which sources were read, and adding a source moves few documents.
-    Conversations are ordered by their questions, and prompts and valid take no question twice.
 
     Args:
         documents: all of one class.
@@ -35,12 +33,8 @@ def split_documents(
     Raises:
         UserError: when train would get less than half of the bytes.
     """
-    groups: dict[str, list[Document]] = defaultdict(list)
-    for document in sorted(documents, key=lambda document: stable_hash(f"{seed}/{document.id}")):
-        groups[document.group].append(document)
-    names = sorted(groups, key=lambda name: stable_hash(f"{seed}/{name}"))
-    ordered = [groups[name][0] for name in names]
-    total = sum(document.num_bytes for group in groups.values() for document in group)
+    ordered = sorted(documents, key=lambda document: stable_hash(f"{seed}/{document.id}"))
+    total = sum(document.num_bytes for document in ordered)
     wanted = {
         "prompts": max(prompts_share * total, min_bytes / 2),
         "valid": max(valid_share * total, min_bytes),
@@ -58,5 +52,5 @@ def split_documents(
             splits[name].append(ordered[start + len(splits[name])])
             taken += splits[name][-1].num_bytes
         start += len(splits[name])
-    splits["train"] = ordered[start:] + [document for name in names for document in groups[name][1:]]
+    splits["train"] = ordered[start:]
     return splits

@@ -109,12 +109,6 @@ def test_sources_take_turns():
     assert sorted(order[2:4]) == ["b", "c"]
     assert order[4:6] == ["a", "a"]
     assert len(order) == 12
-    asked = ["What is rain?", "What is snow?", "What is fog?", "Why is it cold?"]
-    chats = [
-        Document(kind="chat", text=conversation(text, "So."), source="a", id=f"a/{n}") for n, text in enumerate(asked)
-    ]
-    first = {item.group for item in choose_documents(chats, {}, random.Random(0))[:2]}
-    assert "why is it cold" in first
 
 
 def test_a_conversation_is_cut_where_the_answer_begins():
