@@ -1,14 +1,20 @@
 """Fits a DSpark drafter's confidences to what really stands: ``python -m experiments.calibrate``.
 
-The head was trained on the overlap of two distributions; what it is used for is whether a draft is accepted: the
-target's argmax at temperature 0, its draw above. Each gets temperatures of its own, fitted on one set of recorded
-continuations, at every position and not only where a loop would come by, and judged on another. They are stored in the
-drafter's ``config.json`` as ``dspark_confidence_temperatures``; ``drafter.calibration`` of ``spec.run`` chooses.
+The head was trained on the overlap of two distributions, the acceptance of sampled drafts; what it is used for is
+whether a draft stands, and that depends on how drafts are chosen and verified. Three cases get temperatures of their
+own: ``greedy``, argmax drafts against the target's argmax; ``matched``, argmax drafts against its draws, which equal
+them with probability p(draft) (sample matching, rejection sampling of a point mass); ``sampled``, drafts drawn from q
+under rejection sampling (`experiments.evaluation.coupling`). Each is fitted on one set of recorded continuations, at
+every position and not only where a loop would come by, and judged on another. They are stored in the drafter's
+``config.json`` as ``dspark_confidence_temperatures``; ``drafter.calibration`` of ``spec.run`` chooses.
+
+A confidence is that of a draft given the drafts before it. Sampled ones are random, and whether they stood goes with
+what they are: even of perfect confidences the product is not the chance of all to stand. Argmax drafts are a function
+of what precedes the block, and have no such remainder.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +22,18 @@ import hydra
 import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-from experiments.evaluation.blocks import accepted_drafts, draft_everywhere
-from experiments.evaluation.continuations import Continuation, batches, group_names, load_continuations, members
+from experiments.evaluation.continuations import Continuation, load_continuations, members
 from experiments.evaluation.diagram import draw_reliability
-from experiments.evaluation.drafters import Features, default_dtype, prepare
+from experiments.evaluation.drafters import default_dtype, prepare
 from experiments.evaluation.forecast import BINS, auroc, brier_score, expected_calibration_error
 from experiments.evaluation.scaling import GRID, MIN_POSITIONS, conditional, fit_affine, fit_temperatures, survival
+from experiments.evaluation.scored import Scored, score
 from experiments.program import run
 from experiments.training.export import update_config
 from models import load_dspark, load_model
+from models.dspark.config import CALIBRATIONS
 from models.loading import find_checkpoint
 from spec.errors import UserError
 from spec.measure.environment import describe
@@ -39,48 +45,6 @@ SHARED = 32
 """Tokens by which a beginning is known again."""
 
 KEY = "dspark_confidence_temperatures"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """Confidences and what came of them, over many anchors.
-
-    Attributes:
-        logits: (N, G) float32. accepted: (N,) drafts that stood. sequence: (N,) whose anchor it is.
-    """
-
-    logits: np.ndarray
-    accepted: np.ndarray
-    sequence: np.ndarray
-
-    def of(self, sequences: Sequence[int]) -> "Scored":
-        """The anchors of some sequences."""
-        is_chosen = np.isin(self.sequence, sequences)
-        return Scored(
-            logits=self.logits[is_chosen], accepted=self.accepted[is_chosen], sequence=self.sequence[is_chosen]
-        )
-
-
-def score(network: Any, target: Any, continuations: Sequence[Continuation], console: Console) -> Scored:
-    """Drafts at every anchor that a whole block of recorded tokens follows.
-
-    Args:
-        network: DSpark's. target: its target. continuations: recordings. console: gets the progress.
-    """
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for batch in track(list(batches(continuations)), description="sequences", console=console, transient=True):
-        spans = [range(one.start, max(one.start, len(one.tokens) - network.block_size)) for one in batch.continuations]
-        if not any(spans):
-            continue
-        features = Features(target, batch.tokens).at(network.taps)
-        drafted = draft_everywhere(network, batch.tokens, features, spans)
-        for number, one, blocks in zip(batch.numbers, batch.continuations, drafted, strict=True):
-            accepted = accepted_drafts(blocks, one.tokens)
-            parts.append((blocks.confidence_logits, accepted, np.full(len(accepted), number)))
-    if not parts:
-        raise UserError(f"no recording has {network.block_size + 1} tokens of the target's own: make longer ones")
-    logits, accepted, sequence = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Scored(logits=logits, accepted=accepted, sequence=sequence)
 
 
 def disjoint(judged: Sequence[Continuation], fitted: Sequence[Continuation]) -> list[Continuation]:
@@ -109,14 +73,16 @@ def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray |
     Returns:
         For k = 1..G: ``num_anchors``, ``predicted`` and ``observed`` means; of the cumulative product against "the
         first k stand" ``ece``, ``auroc``, ``brier``; of the conditional confidence, over the anchors where the first
-        k - 1 stand, ``num_reached``, ``conditional_ece``, ``conditional_auroc``, ``conditional_brier``.
+        k - 1 stand, ``num_reached``, ``conditional_ece``, ``conditional_auroc``, ``conditional_brier``. Of sampled
+        drafts all are expectations over whether the last of the k stands, which makes them less noisy, not lower.
     """
     one = conditional(scored.logits, scales, biases)
+    survived, reached = scored.survived, scored.is_reached
     whole = survival(one)
     rows = []
     for position in range(one.shape[1]):
-        stands, is_reached = scored.accepted > position, scored.accepted >= position
-        forecast, given = whole[:, position], one[is_reached, position]
+        stands, is_reached = survived[:, position], reached[:, position]
+        forecast, given, outcome = whole[:, position], one[is_reached, position], scored.chances[is_reached, position]
         rows.append(
             {
                 "position": position + 1,
@@ -127,25 +93,19 @@ def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray |
                 "auroc": auroc(forecast, stands),
                 "brier": brier_score(forecast, stands),
                 "num_reached": int(is_reached.sum()),
-                "conditional_ece": expected_calibration_error(given, stands[is_reached]),
-                "conditional_auroc": auroc(given, stands[is_reached]),
-                "conditional_brier": brier_score(given, stands[is_reached]),
+                "conditional_ece": expected_calibration_error(given, outcome),
+                "conditional_auroc": auroc(given, outcome),
+                "conditional_brier": brier_score(given, outcome),
             }
         )
     return rows
 
 
-def calibrate(
-    fitted: Scored,
-    fitted_on: Sequence[Continuation],
-    judged: Scored,
-    judged_on: Sequence[Continuation],
-    temperature: float,
-) -> dict[str, Any]:
-    """Fits at one temperature of the target and judges the raw, the scaled and the affine confidences.
+def calibrate(fitted: Scored, judged: Scored, judged_on: Sequence[Continuation], temperature: float) -> dict[str, Any]:
+    """Fits one set and judges the raw, the scaled and the affine confidences.
 
     Args:
-        fitted, fitted_on: what to fit on. judged, judged_on: what to judge on. temperature: of the target's draws.
+        fitted: what to fit on. judged, judged_on: what to judge on, and its sequences. temperature: of all of them.
 
     Returns:
         ``temperatures``; ``affine`` (scales and biases, to compare, never stored); ``num_fitted`` anchors; ``at_edge``:
@@ -155,30 +115,28 @@ def calibrate(
     Raises:
         UserError: too few anchors to fit or to judge on.
     """
-    ours = fitted.of(members(fitted_on, "all", temperature))
-    theirs = judged.of(members(judged_on, "all", temperature))
-    for name, part in (("fit", ours), ("judge", theirs)):
+    for name, part in (("fit", fitted), ("judge", judged)):
         if len(part.accepted) < MIN_POSITIONS:
             raise UserError(
                 f"{name}: wanted {MIN_POSITIONS} positions or more at temperature {temperature:g}, got "
                 f"{len(part.accepted)}: generate more with python -m experiments.generate"
             )
-    temperatures = fit_temperatures(ours.logits, ours.accepted)
-    scales, biases = fit_affine(ours.logits, ours.accepted)
+    temperatures = fit_temperatures(fitted.logits, fitted.survived)
+    scales, biases = fit_affine(fitted.logits, fitted.chances, fitted.is_reached)
     variants = {"raw": (None, None), "scaled": (1.0 / np.array(temperatures), None), "affine": (scales, biases)}
     by_class = {}
-    for name, at in group_names(judged_on):
+    for name in ("all", *dict.fromkeys(item.prompt_class for item in judged_on)):
         part = judged.of(members(judged_on, name, temperature))
-        if at == temperature and len(part.accepted):
+        if len(part.accepted):
             by_class[name] = {variant: judge(part, *values) for variant, values in variants.items()}
     return {
         "temperature": temperature,
         "temperatures": list(temperatures),
         "affine": {"scales": scales.tolist(), "biases": biases.tolist()},
-        "num_fitted": len(ours.accepted),
+        "num_fitted": len(fitted.accepted),
         "at_edge": [k + 1 for k, value in enumerate(temperatures) if value in (float(GRID[0]), float(GRID[-1]))],
         "judged": by_class,
-        "fitted": {variant: judge(ours, *values) for variant, values in variants.items()},
+        "fitted": {variant: judge(fitted, *values) for variant, values in variants.items()},
     }
 
 
@@ -227,13 +185,11 @@ def print_result(name: str, result: Mapping[str, Any], console: Console) -> None
 @hydra.main(version_base=None, config_path="configs", config_name="calibrate")
 def main(config: DictConfig) -> None:
     """Fits, judges, prints, draws, and stores the temperatures beside the drafter."""
-    wanted = {"greedy": 0.0, "sampled": float(config.sampled_temperature)}
-    if wanted["sampled"] <= 0:
-        raise UserError(f"sampled_temperature: wanted a number above 0, got {config.sampled_temperature!r}")
+    wanted = _wanted(config)
     path = find_checkpoint(config.drafter or config.target)
     sets = {
         name: load_continuations(
-            _texts(config[name]), config.target, temperatures=list(wanted.values()), limit=config.limit
+            _texts(config[name]), config.target, temperatures=sorted(set(wanted.values())), limit=config.limit
         )
         for name in ("fit", "judge")
     }
@@ -241,26 +197,33 @@ def main(config: DictConfig) -> None:
     left_out = len(sets["judge"]) - len(judged_on)
     if not judged_on:
         raise UserError(f"every sequence of judge={config.judge} is also in fit={config.fit}: wanted other documents")
+    for where, one in (("fit", sets["fit"]), ("judge", judged_on)):
+        lacking = [name for name, at in wanted.items() if not any(item.temperature == at for item in one)]
+        if lacking:
+            raise UserError(
+                f"sets: {', '.join(lacking)} cannot be fitted, {where}={config[where]} has no sequences of "
+                f"temperature {wanted[lacking[0]]:g}: generate them with python -m experiments.generate, or leave "
+                "these sets out"
+            )
     console = Console(width=None if Console().is_terminal else 150)
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)
     target.train()  # evaluates every expert at once: faster for wide passes of a small model
     network = load_dspark(path, target=target, quant=config.quant)
     prepare(network, target)
-    fitted, judged = (score(network, target, one, console) for one in (sets["fit"], judged_on))
-    results = {
-        name: calibrate(fitted, sets["fit"], judged, judged_on, temperature)
-        for name, temperature in wanted.items()
-        if members(sets["fit"], "all", temperature)
-    }
+    results, scored = {}, {}
+    for name, temperature in wanted.items():
+        ours, theirs = ([item for item in one if item.temperature == temperature] for one in (sets["fit"], judged_on))
+        sampled = temperature if name == "sampled" else None
+        fitted, judged = (score(network, target, one, console, sampled, config.seed) for one in (ours, theirs))
+        scored[name], results[name] = judged, calibrate(fitted, judged, theirs, temperature)
     for name, result in results.items():
         print_result(name, result, console)
     console.print(f"{left_out} sequences of judge={config.judge} share their beginning with fit and were left out")
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     drawn = draw_reliability(
-        output.with_suffix(".png"),
-        {name: (judged.of(members(judged_on, "all", wanted[name])), result) for name, result in results.items()},
+        output.with_suffix(".png"), {name: (scored[name], result) for name, result in results.items()}
     )
     temperatures = {name: [round(value, 4) for value in result["temperatures"]] for name, result in results.items()}
     whole = {
@@ -270,14 +233,34 @@ def main(config: DictConfig) -> None:
         "bins": BINS,
         "grid": {"least": float(GRID[0]), "most": float(GRID[-1]), "count": len(GRID), "spacing": "geometric"},
         "aim": AIM,
-        "environment": describe(seed=0, dtype=dtype, checkpoints={"target": target.path, "drafter": str(path)}),
+        "environment": describe(
+            seed=config.seed, dtype=dtype, checkpoints={"target": target.path, "drafter": str(path)}
+        ),
         "results": results,
     }
     output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     if config.store:
-        update_config(path, {KEY: temperatures})
+        present = json.loads((path / "config.json").read_text(encoding="utf-8")).get(KEY, {})
+        update_config(path, {KEY: present | temperatures})
     stored = f"{path / 'config.json'}" if config.store else "nowhere (store=false)"
     console.print(f"figures in {output}, diagram in {drawn or 'no file'}; temperatures stored in {stored}")
+
+
+def _wanted(config: DictConfig) -> dict[str, float]:
+    """The temperature of the recordings of each set to fit.
+
+    Raises:
+        UserError: there is no such set, the temperature is none to sample at, or the seed is none.
+    """
+    names = _texts(config.sets)
+    if not names or not set(names) <= set(CALIBRATIONS):
+        raise UserError(f"sets: wanted one or more of {', '.join(CALIBRATIONS)}, got {names}")
+    if type(config.seed) is not int or config.seed < 0:
+        raise UserError(f"seed: wanted an integer from 0 up, got {config.seed!r}")
+    is_number = type(config.sampled_temperature) in (int, float)
+    if not is_number or config.sampled_temperature <= 0:
+        raise UserError(f"sampled_temperature: wanted a number above 0, got {config.sampled_temperature!r}")
+    return {name: 0.0 if name == "greedy" else float(config.sampled_temperature) for name in names}
 
 
 def _texts(value: Any) -> list[str]:

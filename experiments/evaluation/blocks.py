@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from experiments.evaluation.coupling import CoupledChain, Recorded
 from models.dspark import Network
 from spec.protocols import Admits, Proposal
 from spec.sampling import Draws
@@ -19,17 +20,24 @@ class Blocks:
 
     Attributes:
         first: position of the first anchor.
-        drafts: (A, G) int32, the argmax chain.
+        drafts: (A, G) int32, the argmax chain or a sampled one.
         confidence_logits: (A, G) float32, not calibrated.
+        coupled: of a chain sampled against the recorded tokens, what `CoupledChain` says of it: drafts that stand (A,)
+            int32 and chances (A, G) float32.
     """
 
     first: int
     drafts: np.ndarray
     confidence_logits: np.ndarray
+    coupled: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def draft_everywhere(
-    network: Network, tokens: mx.array, features: mx.array | None, anchors: Sequence[range]
+    network: Network,
+    tokens: mx.array,
+    features: mx.array | None,
+    anchors: Sequence[range],
+    recorded: Recorded | None = None,
 ) -> list[Blocks]:
     """Drafts as `spec.DSparkDrafter` would at every anchor, had the loop come by there.
 
@@ -38,6 +46,8 @@ def draft_everywhere(
         tokens: (B, S) int32.
         features: (B, S, L*H) of the target at the network's taps; None where it has none.
         anchors: for each sequence the positions of its anchors.
+        recorded: samples the drafts, coupled with the recorded tokens, of which a whole block must follow each anchor;
+            None takes the argmax.
 
     Returns:
         One a sequence.
@@ -48,7 +58,10 @@ def draft_everywhere(
     mx.eval(flat_rows)
     sequence = np.concatenate([np.full(len(span), row, dtype=np.int32) for row, span in enumerate(anchors)])
     position = np.concatenate([np.array(span, dtype=np.int32) for span in anchors])
-    drafts, logits = [], []
+    drafts, logits, coupled = [], [], []
+    if recorded is not None:
+        flat_logits, key = recorded.logits.reshape(-1, recorded.logits.shape[-1]), recorded.key
+        ahead = mx.arange(network.block_size)
     for start in range(0, len(position), BLOCKS):
         at = position[start : start + BLOCKS]
         begin = sequence[start : start + BLOCKS] * length  # of each anchor's sequence in the flattened batch
@@ -57,13 +70,24 @@ def draft_everywhere(
         index = mx.array(begin[:, None] + np.maximum(behind, 0))
         context = [rows[index] for rows in flat_rows]
         is_context = None if (behind >= 0).all() else mx.array(behind >= 0)
-        drafted = network.draft(flat_tokens[mx.array(begin + at)], mx.array(at), context, is_context=is_context)
-        mx.eval(drafted.tokens, drafted.confidence_logits)  # a part at a time: bounds memory
+        anchor, chain = mx.array(begin + at), None
+        if recorded is not None:
+            key, ours = mx.random.split(key)
+            block = anchor[:, None] + ahead
+            chain = CoupledChain(flat_tokens[block + 1], flat_logits[block], recorded.temperature, ours)
+        choose = None if chain is None else chain.choose
+        drafted = network.draft(flat_tokens[anchor], mx.array(at), context, choose=choose, is_context=is_context)
+        outcome = () if chain is None else (chain.accepted, chain.chances)
+        mx.eval(drafted.tokens, drafted.confidence_logits, *outcome)  # a part at a time: bounds memory
         drafts.append(np.array(drafted.tokens))
         logits.append(np.array(drafted.confidence_logits))
+        coupled.append([np.array(part) for part in outcome])
     ends = np.cumsum([len(span) for span in anchors])[:-1]
-    parts = zip(anchors, np.split(np.concatenate(drafts), ends), np.split(np.concatenate(logits), ends), strict=True)
-    return [Blocks(first=span.start, drafts=ours, confidence_logits=sure) for span, ours, sure in parts]
+    columns = [np.split(np.concatenate(part), ends) for part in (drafts, logits, *zip(*coupled, strict=True))]
+    return [
+        Blocks(first=span.start, drafts=ours, confidence_logits=sure, coupled=tuple(outcome) or None)
+        for span, ours, sure, *outcome in zip(anchors, *columns, strict=True)
+    ]
 
 
 def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:

@@ -8,13 +8,14 @@ import numpy as np
 
 from experiments.evaluation.forecast import reliability
 from experiments.evaluation.scaling import conditional, survival
+from experiments.evaluation.scored import Scored
 
 
-def draw_reliability(file: Path, results: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> Path | None:
+def draw_reliability(file: Path, results: Mapping[str, tuple[Scored, Mapping[str, Any]]]) -> Path | None:
     """Draws observed against predicted survival by position, raw above and scaled below, a column a calibration.
 
     Args:
-        file: a ``.png``. results: by calibration, the judged anchors (``logits`` (N, G), ``accepted`` (N,)) and the
+        file: a ``.png``. results: by calibration, the judged anchors as `Scored` and the
             result with its ``temperatures``.
 
     Returns:
@@ -36,7 +37,7 @@ def draw_reliability(file: Path, results: Mapping[str, tuple[Any, Mapping[str, A
             panel.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
             forecasts = survival(conditional(scored.logits, scales))
             for position in range(forecasts.shape[1]):
-                counts, _, predicted, observed = reliability(forecasts[:, position], scored.accepted > position)
+                counts, _, predicted, observed = reliability(forecasts[:, position], scored.survived[:, position])
                 held = counts > 0
                 panel.plot(
                     predicted[held] / counts[held],

@@ -1,4 +1,8 @@
-"""How good probabilities are as forecasts of yes-or-no events. Undefined figures (nothing to count) are None."""
+"""How good probabilities are as forecasts of yes-or-no events. Undefined figures (nothing to count) are None.
+
+Where an event's own probability is known, it may stand for the event: figures are then the expected ones, with less
+noise.
+"""
 
 import numpy as np
 
@@ -9,7 +13,7 @@ def expected_calibration_error(predicted: np.ndarray, observed: np.ndarray, bins
     """``sum_b (n_b / N) |mean predicted - mean observed|`` over bins of equal width.
 
     Args:
-        predicted: (N,) in 0..1. observed: (N,) bool or 0/1. bins: how many.
+        predicted: (N,) in 0..1. observed: (N,) bool, or probabilities in 0..1. bins: how many.
     """
     if not len(predicted):
         return None
@@ -34,19 +38,21 @@ def reliability(
 
 def brier_score(predicted: np.ndarray, observed: np.ndarray) -> float | None:
     """Mean squared difference, 0 is best. Arguments as `expected_calibration_error`."""
-    return float(np.mean((predicted - observed) ** 2)) if len(predicted) else None
+    if not len(predicted):
+        return None
+    event = np.asarray(observed, dtype=np.float64)
+    return float(np.mean(event * (1 - predicted) ** 2 + (1 - event) * predicted**2))
 
 
 def auroc(predicted: np.ndarray, observed: np.ndarray) -> float | None:
     """Probability that an event has a higher forecast than a non-event, ties counting half (Mann and Whitney).
 
-    Arguments as `expected_calibration_error`. None unless both happened.
+    Arguments as `expected_calibration_error`. None unless both can happen.
     """
-    is_event = np.asarray(observed, dtype=bool)
-    events, others = int(is_event.sum()), int((~is_event).sum())
-    if not events or not others:
+    event = np.asarray(observed, dtype=np.float64)
+    _, group = np.unique(predicted, return_inverse=True)
+    events, others = np.bincount(group, weights=event), np.bincount(group, weights=1 - event)
+    if not events.sum() or not others.sum():
         return None
-    _, group, sizes = np.unique(predicted, return_inverse=True, return_counts=True)
-    ends = np.cumsum(sizes)
-    ranks = (ends - (sizes - 1) / 2)[group]  # 1-based, the mean of its ties'
-    return float((ranks[is_event].sum() - events * (events + 1) / 2) / (events * others))
+    below = np.cumsum(others) - others / 2
+    return float((events * below).sum() / (events.sum() * others.sum()))

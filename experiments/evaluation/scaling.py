@@ -32,12 +32,13 @@ def survival(probabilities: np.ndarray) -> np.ndarray:
 
 
 def fit_temperatures(
-    logits: np.ndarray, accepted: np.ndarray, grid: np.ndarray = GRID, bins: int = BINS
+    logits: np.ndarray, survived: np.ndarray, grid: np.ndarray = GRID, bins: int = BINS
 ) -> tuple[float, ...]:
     """Sequential temperature scaling.
 
     Args:
-        logits: (N, G) confidence logits at N anchors. accepted: (N,) drafts that stood there, 0..G.
+        logits: (N, G) confidence logits at N anchors.
+        survived: (N, G) whether the first k drafts stood there, or the chance that they do.
         grid: temperatures tried; of equally good ones the nearest to 1 is taken. bins: of the calibration error.
 
     Returns:
@@ -52,7 +53,7 @@ def fit_temperatures(
     before = np.ones(len(logits))
     temperatures = []
     for position in range(logits.shape[1]):
-        stands = accepted > position
+        stands = survived[:, position]
         errors = [
             expected_calibration_error(before * conditional(logits[:, position] / temperature), stands, bins)
             for temperature in order
@@ -63,19 +64,22 @@ def fit_temperatures(
     return tuple(temperatures)
 
 
-def fit_affine(logits: np.ndarray, accepted: np.ndarray, iterations: int = 50) -> tuple[np.ndarray, np.ndarray]:
+def fit_affine(
+    logits: np.ndarray, chances: np.ndarray, is_reached: np.ndarray, iterations: int = 50
+) -> tuple[np.ndarray, np.ndarray]:
     """Platt scaling of each position given that the earlier ones stand, by maximum likelihood (Newton's method).
 
     Args:
-        logits, accepted: as `fit_temperatures`. iterations: at most.
+        logits: as `fit_temperatures`. iterations: at most.
+        chances: (N, G) whether draft k stood, or its chance, where those before it did. is_reached: (N, G) bool, where.
 
     Returns:
         Scales and biases (G,); 1 and 0 where a position's drafts all stood or all fell: nothing to fit.
     """
     scales, biases = np.ones(logits.shape[1]), np.zeros(logits.shape[1])
     for position in range(logits.shape[1]):
-        is_reached = accepted >= position
-        x, label = logits[is_reached, position].astype(np.float64), (accepted[is_reached] > position).astype(np.float64)
+        at = is_reached[:, position]
+        x, label = logits[at, position].astype(np.float64), chances[at, position].astype(np.float64)
         if not 0 < label.sum() < len(label):
             continue
         inputs = np.stack([x, np.ones_like(x)], axis=1)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from models.deepseek_v4.config import DeepseekV4Config
 
-CALIBRATIONS = ("greedy", "sampled")
-"""What a set of confidence temperatures was fitted for: verification at temperature 0, and above it."""
+CALIBRATIONS = ("greedy", "matched", "sampled")
+"""What a set of confidence temperatures was fitted for: argmax drafts at temperature 0, argmax drafts above it (which
+stand with the target's probability of them), and sampled drafts under rejection sampling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,6 @@ def _temperatures(values: Mapping[str, Any], count: int) -> dict[str, tuple[floa
     if not is_fit:
         raise ValueError(
             f"dspark_confidence_temperatures: wanted {count} positive numbers for each of "
-            f"{' and '.join(CALIBRATIONS)}, got {given!r}: run python -m experiments.calibrate again, or remove the key"
+            f"{', '.join(CALIBRATIONS)}, got {given!r}: run python -m experiments.calibrate again, or remove the key"
         )
     return {name: tuple(float(value) for value in row) for name, row in given.items()}

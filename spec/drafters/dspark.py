@@ -23,10 +23,11 @@ class DSparkDrafter:
             offset)`` and ``draft(...)``, as ``models.load_dspark`` returns it.
         proposal: ``argmax``, or ``sampled`` from the softmax of the chain's rows.
         temperature: of that softmax, and by default of the target's sampling.
-        calibration: which of the checkpoint's fitted temperatures divide the confidence logits: ``greedy`` for
-            verification at temperature 0, ``sampled`` above it; None leaves them raw. ``auto`` takes the one that fits
-            ``temperature`` where there is one, and none for sampled drafts: theirs is the acceptance that the head
-            itself was trained on, and the sets are fitted on argmax drafts.
+        calibration: which of the checkpoint's fitted temperatures divide the confidence logits: ``greedy`` for argmax
+            drafts at temperature 0, ``matched`` for those above it, which stand with the target's probability of them
+            (sample matching, and rejection sampling of a point mass), ``sampled`` for sampled drafts under rejection
+            sampling; None leaves them raw. ``auto`` takes the one that fits ``proposal`` and ``temperature``, raw where
+            the checkpoint has none.
 
     Raises:
         UserError: another proposal or calibration, a calibration that the checkpoint lacks, or sampled drafts without a
@@ -39,7 +40,7 @@ class DSparkDrafter:
         *,
         proposal: Literal["argmax", "sampled"] = "argmax",
         temperature: float = 1.0,
-        calibration: Literal["auto", "greedy", "sampled"] | None = None,
+        calibration: Literal["auto", "greedy", "matched", "sampled"] | None = None,
     ) -> None:
         if proposal not in ("argmax", "sampled"):
             raise UserError(f"drafter.proposal must be argmax or sampled, got {proposal!r}")
@@ -51,8 +52,8 @@ class DSparkDrafter:
             )
         self.network = network
         if calibration == "auto":
-            fitting = "sampled" if temperature > 0 else "greedy"
-            divisors = None if proposal == "sampled" else network.confidence_temperatures.get(fitting)
+            argmax = "matched" if temperature > 0 else "greedy"
+            divisors = network.confidence_temperatures.get("sampled" if proposal == "sampled" else argmax)
         else:
             divisors = _fitted(network.confidence_temperatures, calibration)
         self._divisors = None if divisors is None else mx.array(divisors)
@@ -165,8 +166,8 @@ def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) ->
     """
     if calibration is None:
         return None
-    if calibration not in ("greedy", "sampled"):
-        raise UserError(f"drafter.calibration must be auto, greedy, sampled or null, got {calibration!r}")
+    if calibration not in ("greedy", "matched", "sampled"):
+        raise UserError(f"drafter.calibration must be auto, greedy, matched, sampled or null, got {calibration!r}")
     if calibration not in fitted:
         raise UserError(
             f"drafter.calibration={calibration}: the checkpoint has no such dspark_confidence_temperatures: fit them "

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from experiments import calibrate
-from experiments.calibrate import Scored, disjoint, judge, main
+from experiments.calibrate import disjoint, judge, main
 from experiments.evaluation.continuations import Continuation, load_continuations
+from experiments.evaluation.scored import Scored, score
 from models import load_dspark, load_model
 from spec import Draws, DSparkDrafter
 from spec.errors import UserError
@@ -45,7 +47,7 @@ def test_temperatures_are_stored_and_used(
     main.__wrapped__(config)
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dspark_confidence_temperatures"]
     written = json.loads(output.read_text(encoding="utf-8"))
-    assert set(stored) == set(written["results"]) == {"greedy", "sampled"}
+    assert set(stored) == set(written["results"]) == {"greedy", "matched", "sampled"}
     for name, result in written["results"].items():
         assert stored[name] == pytest.approx(result["temperatures"], abs=1e-4)
         assert result["num_fitted"] == 12 * 13
@@ -65,12 +67,12 @@ def test_temperatures_are_stored_and_used(
     for name, drafter in (
         ("raw", raw),
         ("greedy", DSparkDrafter(network, temperature=0.0, calibration="auto")),
-        ("sampled", DSparkDrafter(network, temperature=0.7, calibration="auto")),
+        ("matched", DSparkDrafter(network, temperature=0.7, calibration="auto")),
     ):
         drafter.observe([1, 2, 3], features)
         said[name] = drafter.propose(4, 3, 5, Draws())
     logits = np.log(said["raw"].confidence) - np.log1p(-np.array(said["raw"].confidence))
-    for name in ("greedy", "sampled"):
+    for name in ("greedy", "matched"):
         assert said[name].tokens == said["raw"].tokens
         assert said[name].confidence == pytest.approx(1 / (1 + np.exp(-logits / np.array(stored[name]))), abs=1e-5)
 
@@ -87,10 +89,54 @@ def test_nothing_is_stored_when_not_asked_for(
         ([f"fit={held_out}"], "wanted other documents"),
         ([f"fit={fit}", "limit=2"], "fit: wanted 100 positions or more at temperature 0, got 52"),
         ([f"fit={fit}", "sampled_temperature=0"], "sampled_temperature: wanted a number above 0"),
+        ([f"fit={fit}", "seed=cold"], "seed: wanted an integer from 0 up, got 'cold'"),
+        ([f"fit={fit}", "sampled_temperature=0.5"], "sets: matched, sampled cannot be fitted, fit=.* temperature 0.5"),
+        ([f"fit={fit}", "sets=[cold]"], r"sets: wanted one or more of greedy, matched, sampled, got \['cold'\]"),
     ):
         with pytest.raises(UserError, match=message):
             main.__wrapped__(composed("calibrate", *base, *changes))
     assert (folder / "config.json").read_bytes() == before
+
+
+def test_sets_that_are_not_fitted_stay(folder: Path, recordings: tuple[Path, Path], tmp_path: Path) -> None:
+    file, fitted = folder / "config.json", {"greedy": [2.0] * 5, "sampled": [3.0] * 5}
+    values = json.loads(file.read_text(encoding="utf-8")) | {"dspark_confidence_temperatures": fitted}
+    file.write_text(json.dumps(values), encoding="utf-8")
+    fit, held_out = recordings
+    base = (f"target={folder}", f"fit={fit}", f"judge={held_out}", f"output={tmp_path / 'c.json'}")
+    main.__wrapped__(composed("calibrate", *base, "sets=[sampled]"))
+    stored = json.loads(file.read_text(encoding="utf-8"))["dspark_confidence_temperatures"]
+    assert list(stored) == ["greedy", "sampled"]
+    assert stored["greedy"] == fitted["greedy"]
+    assert stored["sampled"] != fitted["sampled"]
+    assert set(json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["results"]) == {"sampled"}
+
+
+def test_sampled_drafts_are_scored_by_their_chance(checkpoint: Path, recordings: tuple[Path, Path]) -> None:
+    target = load_model(checkpoint, "float32")
+    network = load_dspark(checkpoint, target=target)
+    rows = [item for item in load_continuations(str(recordings[0]), checkpoint) if item.temperature == 1]
+    first, again, other = (score(network, target, rows, Console(quiet=True), 1.0, seed) for seed in (0, 0, 1))
+    argmax = score(network, target, rows, Console(quiet=True))
+    assert (first.sequence == argmax.sequence).all()
+    assert first.logits[:, 0] == pytest.approx(argmax.logits[:, 0], abs=1e-5)  # the anchor alone decides it
+    assert (first.chances == again.chances).all()
+    assert (first.accepted == again.accepted).all()
+    assert (first.logits[:, 1:] != other.logits[:, 1:]).any()
+    assert first.chances[:, 0] == pytest.approx(other.chances[:, 0], abs=1e-6)
+    assert ((first.survived > 0) == first.is_reached).all()
+    assert (argmax.survived == (argmax.accepted[:, None] > np.arange(5))).all()
+    # A drafter whose confidence is the chance itself has no error given what stood.
+    perfect = Scored(
+        logits=np.log(first.chances) - np.log1p(-first.chances.astype(np.float64)),
+        accepted=first.accepted,
+        chances=first.chances,
+        sequence=first.sequence,
+    )
+    rows = judge(perfect)
+    assert [row["conditional_ece"] for row in rows] == pytest.approx([0] * 5, abs=1e-6)
+    assert rows[0]["ece"] == pytest.approx(0, abs=1e-6)
+    assert judge(first)[0]["ece"] > 0.05
 
 
 def test_sequences_that_begin_alike_are_not_judged_on() -> None:
@@ -107,7 +153,9 @@ def test_sequences_that_begin_alike_are_not_judged_on() -> None:
 
 def test_figures_by_hand() -> None:
     logits = np.log(np.array([[0.8, 0.5], [0.6, 0.5], [0.8, 0.5], [0.6, 0.5]]) / np.array([[0.2, 0.5], [0.4, 0.5]] * 2))
-    scored = Scored(logits=logits, accepted=np.array([2, 0, 1, 1]), sequence=np.array([0, 0, 1, 1]))
+    accepted = np.array([2, 0, 1, 1])
+    chances = (accepted[:, None] > np.arange(2)).astype(np.float32)
+    scored = Scored(logits=logits, accepted=accepted, chances=chances, sequence=np.array([0, 0, 1, 1]))
     first, second = judge(scored)
     assert (first["observed"], first["num_anchors"], second["num_reached"]) == (0.75, 4, 3)
     assert first["predicted"] == pytest.approx(0.7)
@@ -120,6 +168,10 @@ def test_figures_by_hand() -> None:
     assert second["conditional_ece"] == pytest.approx(abs(1.5 - 1) / 3)
     assert second["conditional_auroc"] == 0.5
     assert len(scored.of([1]).accepted) == 2
+    chances = np.where(scored.is_reached, 0.5, np.nan)
+    first, second = judge(Scored(logits=logits, accepted=accepted, chances=chances, sequence=scored.sequence))
+    assert (first["observed"], second["observed"]) == (0.5, 0.375)
+    assert second["conditional_ece"] == pytest.approx(0)
 
 
 def test_recordings_without_room_for_a_block_are_refused(checkpoint: Path, tmp_path: Path) -> None:

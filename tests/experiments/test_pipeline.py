@@ -295,7 +295,7 @@ def check_calibration(step: Step) -> None:
     assert not before
     step("calibrate")
     temperatures = read_json(Path(PAIR, "config.json"))["dspark_confidence_temperatures"]
-    assert set(temperatures) == {"greedy", "sampled"}
+    assert set(temperatures) == {"greedy", "matched", "sampled"}
     assert all(len(values) == GAMMA and min(values) > 0 for values in temperatures.values())
     results = read_json("outputs/calibration.json")["results"]
     assert results.keys() == temperatures.keys()

@@ -16,7 +16,7 @@ from tests.spec.doubles import session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()
-TEMPERATURES = {"greedy": [2.0, 0.5, 1.0, 3.0, 0.25], "sampled": [1.5, 1, 4, 1, 1]}
+TEMPERATURES = {"greedy": [2.0, 0.5, 1.0, 3.0, 0.25], "matched": [1.5, 1, 4, 1, 1], "sampled": [1, 2, 1, 0.5, 1]}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def test_the_calibration_divides_the_logits(target: Model, folder: Path) -> None
         expected = 1 / (1 + np.exp(-logits / np.array(row)))
         assert confidence(target, network, calibration=name) == pytest.approx(expected, abs=1e-5)
         assert confidence(target, network, 2, calibration=name) == pytest.approx(expected[:2], abs=1e-5)
-    greedy, sampled = (confidence(target, network, calibration=name) for name in TEMPERATURES)
+    greedy, matched, _ = (confidence(target, network, calibration=name) for name in TEMPERATURES)
     assert (confidence(target, network, temperature=0.0, calibration="auto") == greedy).all()
-    assert (confidence(target, network, temperature=0.6, calibration="auto") == sampled).all()
+    assert (confidence(target, network, temperature=0.6, calibration="auto") == matched).all()
     assert (confidence(target, network, temperature=0.0) == raw).all()
-    # Sampled drafts have the acceptance that the head was trained on; the sets are fitted on argmax drafts.
     drawn = {"proposal": "sampled", "temperature": 0.6}
-    ours = confidence(target, network, calibration="auto", **drawn)
-    assert (ours == confidence(target, network, calibration=None, **drawn)).all()
+    ours, theirs, raw = (confidence(target, network, calibration=name, **drawn) for name in ("auto", "sampled", None))
+    assert (ours == theirs).all()
+    assert (ours != raw).any()
 
 
 def test_a_drafter_that_was_never_calibrated_works_as_before(target: Model, folder: Path) -> None:
@@ -69,10 +69,12 @@ def test_a_drafter_that_was_never_calibrated_works_as_before(target: Model, fold
         DSparkDrafter(network, calibration="greedy")
     half = stored(folder, target, {"greedy": TEMPERATURES["greedy"]})
     assert (confidence(target, half, temperature=0.6, calibration="auto") == raw).all()
+    sampled = {"proposal": "sampled", "temperature": 0.6}
+    assert (confidence(target, half, **sampled, calibration="auto") == confidence(target, half, **sampled)).all()
 
 
 def test_another_calibration_is_refused(target: Model, folder: Path) -> None:
-    with pytest.raises(UserError, match="calibration must be auto, greedy, sampled or null, got 'cold'"):
+    with pytest.raises(UserError, match="calibration must be auto, greedy, matched, sampled or null, got 'cold'"):
         DSparkDrafter(load_dspark(folder, target=target), calibration="cold")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.evaluation.blocks import Blocks, BlocksDrafter, accepted_drafts, draft_everywhere
 from experiments.evaluation.continuations import Continuation, batches
+from experiments.evaluation.coupling import Recorded
 from experiments.evaluation.drafters import Features
 from experiments.evaluation.walk import walk
 from models import Model, load, load_dspark, load_model
@@ -86,6 +87,35 @@ def test_every_block_is_the_drafter_s_own(target: Model, name: str, request: pyt
             assert tuple(blocks.drafts[at - span.start].tolist()) == proposal.tokens
             sure = 1 / (1 + np.exp(-blocks.confidence_logits[at - span.start]))
             assert sure == pytest.approx(proposal.confidence, abs=1e-5)
+
+
+def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Model, network: Network) -> None:
+    """Chances against the target's logits after the very tokens, two sequences in one batch."""
+    texts = [random_tokens(length, vocab_size=96, seed=length)[0].tolist() for length in (31, 44)]
+    (batch,) = batches([recorded(text, 3, 1.0) for text in texts])
+    logits, features = target(batch.tokens, taps=network.taps)
+    spans = [range(1, 26), range(7, 39)]
+    key = mx.random.key(3)
+    found = draft_everywhere(network, batch.tokens, features, spans, Recorded(logits=logits, temperature=2.0, key=key))
+    rows = network.context_rows(features)
+    stood = 0
+    for number, (text, span, blocks) in enumerate(zip(texts, spans, found, strict=True)):
+        accepted, chances = blocks.coupled
+        for at in span:
+            drafts = blocks.drafts[at - span.start].tolist()
+            replay = iter(drafts)
+            context = [part[number, max(0, at - network.window) : at][None] for part in rows]
+            drafted = network.draft(mx.array([text[at]]), at, context, choose=lambda _, it=replay: mx.array([next(it)]))
+            assert np.allclose(blocks.confidence_logits[at - span.start], drafted.confidence_logits[0], atol=1e-4)
+            count = int(accepted[at - span.start])
+            assert drafts[:count] == text[at + 1 : at + 1 + count]
+            stood += count
+            q = mx.softmax(drafted.logits[0] / 2.0, axis=-1)
+            p = mx.softmax(target(mx.array([text[: at + network.block_size]]))[0, at:] / 2.0, axis=-1)
+            reached = slice(0, count + 1)
+            wanted = np.array(mx.minimum(p, q).sum(axis=-1))[reached]
+            assert chances[at - span.start][reached] == pytest.approx(wanted, abs=1e-4)
+    assert stood > 10
 
 
 @pytest.mark.parametrize("quant", ["q4", "mxfp4"])

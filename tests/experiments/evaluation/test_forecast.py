@@ -40,7 +40,19 @@ def test_the_area_is_the_share_of_ordered_pairs() -> None:
 
 def test_the_brier_score_by_hand() -> None:
     assert brier_score(np.array([0.8, 0.3]), np.array([1, 0])) == pytest.approx((0.04 + 0.09) / 2)
+    assert brier_score(np.array([0.8]), np.array([0.25])) == pytest.approx(0.25 * 0.04 + 0.75 * 0.64)
     assert brier_score(np.array([]), np.array([])) is None
+
+
+def test_figures_of_chances_are_those_of_their_events() -> None:
+    generator = np.random.default_rng(0)
+    chances = generator.beta(1, 1, 100_000)
+    predicted = np.round(np.clip(chances + generator.normal(0, 0.1, len(chances)), 0, 1), 2)
+    events = generator.random(len(chances)) < chances
+    for figure in (expected_calibration_error, auroc, brier_score):
+        assert figure(predicted, chances) == pytest.approx(figure(predicted, events), abs=0.005)
+    assert expected_calibration_error(chances, chances) == pytest.approx(0, abs=1e-12)
+    assert auroc(chances, np.zeros(len(chances))) is None
 
 
 def synthetic(count: int, scales: list[float], biases: list[float], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -51,10 +63,18 @@ def synthetic(count: int, scales: list[float], biases: list[float], seed: int = 
     return logits, np.cumprod(stands, axis=1).sum(axis=1)
 
 
+def survived(accepted: np.ndarray, count: int) -> np.ndarray:
+    return accepted[:, None] > np.arange(count)
+
+
+def reached(accepted: np.ndarray, count: int) -> np.ndarray:
+    return accepted[:, None] >= np.arange(count)
+
+
 def test_scaling_finds_the_temperatures_behind_the_data() -> None:
     wanted = np.array([2.0, 0.6, 1.0])
     logits, accepted = synthetic(20_000, list(1 / wanted), [0, 0, 0])
-    found = fit_temperatures(logits, accepted)
+    found = fit_temperatures(logits, survived(accepted, 3))
     assert found == pytest.approx(wanted, rel=0.15)
     fresh, theirs = synthetic(20_000, list(1 / wanted), [0, 0, 0], seed=1)
     raw, scaled = survival(conditional(fresh)), survival(conditional(fresh, 1 / np.array(found)))
@@ -68,7 +88,7 @@ def test_scaling_finds_the_temperatures_behind_the_data() -> None:
 def test_each_temperature_is_the_best_of_the_grid_with_the_earlier_ones_kept() -> None:
     logits, accepted = synthetic(3000, [0.5, 1.5], [0.4, -0.3])
     grid = np.geomspace(0.3, 4, 9)
-    first, second = fit_temperatures(logits, accepted, grid)
+    first, second = fit_temperatures(logits, survived(accepted, 2), grid)
     before = conditional(logits[:, 0] / first)
 
     def error(temperature: float) -> float:
@@ -81,14 +101,14 @@ def test_each_temperature_is_the_best_of_the_grid_with_the_earlier_ones_kept() -
 
 
 def test_what_makes_no_difference_stays_at_one() -> None:
-    assert fit_temperatures(np.zeros((50, 2)), np.full(50, 1)) == pytest.approx((1.0, 1.0))
+    assert fit_temperatures(np.zeros((50, 2)), survived(np.full(50, 1), 2)) == pytest.approx((1.0, 1.0))
     with pytest.raises(ValueError, match="no anchors"):
-        fit_temperatures(np.zeros((0, 2)), np.zeros(0))
+        fit_temperatures(np.zeros((0, 2)), np.zeros((0, 2)))
 
 
 def test_scaling_never_changes_the_order_at_a_position() -> None:
     logits, accepted = synthetic(500, [0.3, 2.0], [1.0, -1.0])
-    found = np.array(fit_temperatures(logits, accepted))
+    found = np.array(fit_temperatures(logits, survived(accepted, 2)))
     assert (found != 1).any()
     scaled = conditional(logits, 1 / found)
     for position in range(2):
@@ -99,8 +119,18 @@ def test_scaling_never_changes_the_order_at_a_position() -> None:
 
 def test_the_affine_fit_finds_scale_and_bias() -> None:
     logits, accepted = synthetic(30_000, [0.5, 1.5], [0.8, -0.5])
-    scales, biases = fit_affine(logits, accepted)
+    scales, biases = fit_affine(logits, survived(accepted, 2), reached(accepted, 2))
     assert scales == pytest.approx([0.5, 1.5], abs=0.08)
     assert biases == pytest.approx([0.8, -0.5], abs=0.08)
-    scales, biases = fit_affine(logits, np.full(len(accepted), 2))  # nothing ever falls
+    scales, biases = fit_affine(
+        logits, np.ones((len(accepted), 2)), reached(np.full(len(accepted), 2), 2)
+    )  # nothing ever falls
     assert (scales.tolist(), biases.tolist()) == ([1, 1], [0, 0])
+
+
+def test_the_affine_fit_to_chances_is_exact_where_they_are_affine() -> None:
+    logits, accepted = synthetic(500, [0.5, 1.5], [0.8, -0.5])
+    chances = conditional(logits, np.array([0.5, 1.5]), np.array([0.8, -0.5]))
+    scales, biases = fit_affine(logits, chances, reached(accepted, 2))
+    assert scales == pytest.approx([0.5, 1.5], abs=1e-5)
+    assert biases == pytest.approx([0.8, -0.5], abs=1e-5)
