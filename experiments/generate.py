@@ -23,13 +23,15 @@ from tqdm import tqdm
 from experiments.data.beginnings import Beginnings, Prompts, Source, Windows
 from experiments.data.documents import file_sha256, stable_hash
 from experiments.data.generations import Generations, load_generations, write_generations
-from experiments.program import run
+from experiments.evaluation.drafters import default_dtype
+from experiments.program import parse_shard, run
 from experiments.training.batches import load_tokens
 from models import load
 from models.deepseek_v4 import LayerCache, Model
 from models.formats.checkpoint import read_headers
 from models.loading import DRAFTER_PREFIX, find_checkpoint
 from spec.errors import UserError
+from spec.measure.environment import backend
 from spec.measure.repetition import repeated_ngram_share
 
 PREFILL_TOKENS = 1 << 15  # tokens of a prefill pass: as many as a training step has, without its gradient
@@ -109,21 +111,6 @@ def continue_rows(model: Model, beginnings: Beginnings, length: int, key: mx.arr
         columns.append(current)
     rows = mx.concatenate([given[:, :shortest], mx.stack(columns, axis=1)], axis=1)
     return np.array(rows.astype(mx.uint16))
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Which shard of how many.
-
-    Raises:
-        UserError: it is no ``i/n`` with 0 <= i < n.
-    """
-    try:
-        shard, shards = (int(part) for part in str(text).split("/"))
-    except ValueError:
-        shard, shards = -1, 0
-    if not 0 <= shard < shards:
-        raise UserError(f"shard: wanted i/n with i from 0 to n - 1, got {text!r}")
-    return shard, shards
 
 
 def check(config: DictConfig) -> dict[str, float]:
@@ -217,11 +204,10 @@ def main(config: DictConfig) -> None:
     """Makes the batches of one shard that are not there yet, and the summary of all that are."""
     shard, shards = parse_shard(config.shard)
     shares = check(config)
-    is_gpu = mx.default_device().type == mx.DeviceType.gpu
-    dtype = config.dtype or ("bfloat16" if is_gpu else "float32")
+    dtype = config.dtype or default_dtype()
     model, tokenizer = load(config.target, dtype)
     # Training mode evaluates every expert at once: on a GPU three plain products instead of a gather a token.
-    model.train(is_gpu)
+    model.train(backend() != "cpu")
     source, digest = make_source(config, shares, model.args.vocab_size, tokenizer)
     settings = {
         "target": target_sha256(find_checkpoint(config.target)),

@@ -26,8 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.data.documents import stable_hash
 from experiments.data.smollm import find_gguf, load_llama, user_turn
-from experiments.program import run
-from spec.errors import UserError
+from experiments.program import parse_shard, run
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +129,7 @@ def append_rows(output: Path, rows: Sequence[Mapping]) -> None:
 @hydra.main(config_path="configs", config_name="sample_text", version_base="1.3")
 def main(config: DictConfig) -> None:
     """Samples until the shard has its batches or its time is over."""
-    shard, shards = (int(part) for part in str(config.shard).split("/"))
-    if not 0 <= shard < shards:
-        raise UserError(f"shard: wanted i/n with i from 0 to n - 1, got {config.shard}")
+    shard, shards = parse_shard(config.shard)
     language_model = load_llama(find_gguf(Path(config.downloads)), config.dtype)
     tokenizer = language_model.tokenizer
     templates = OmegaConf.to_container(config.templates, resolve=True)

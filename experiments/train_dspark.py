@@ -22,11 +22,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.program import run
+from experiments.training import judging
 from experiments.training.curves import draw_curves
 from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.judging import Judged, compare, mean_by_position
+from experiments.training.judging import Judged, block_loss, compare, mean_by_position
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
@@ -37,13 +38,10 @@ from spec.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Weights of the loss's terms; a position's weight is ``exp(-k / position_decay)``."""
+class Weights(judging.Weights):
+    """Adds the weight of the confidence head's term."""
 
-    cross_entropy: float = 0.1
-    total_variation: float = 0.9
     confidence: float = 1.0
-    position_decay: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +94,11 @@ def loss_function(
     set_biases(network, biases)
     probe = Probe()
     judged = judge_blocks(network, target, tokens, anchors, probe)
-    mean = partial(mean_by_position, decay=weights.position_decay)
-    cross_entropy = mean(judged.cross_entropy)
-    total_variation = mean(1.0 - judged.overlap)
+    loss, auxiliary = block_loss(judged, weights, probe)
     label = mx.stop_gradient(judged.overlap)
-    confidence = mean(nn.losses.binary_cross_entropy(judged.confidence_logits, label, reduction="none"))
-    loss = (
-        weights.cross_entropy * cross_entropy
-        + weights.total_variation * total_variation
-        + weights.confidence * confidence
-    )
-    auxiliary = {
-        "cross_entropy": cross_entropy,
-        "total_variation": total_variation,
-        "confidence": confidence,
-        "load": {str(number): value for number, value in probe.load.items()},
-    }
-    matches = judged.is_match.mean(axis=0)
-    auxiliary |= {f"match_at_{position + 1}": matches[position] for position in range(network.block_size)}
-    return loss, auxiliary
+    entropies = nn.losses.binary_cross_entropy(judged.confidence_logits, label, reduction="none")
+    confidence = mean_by_position(entropies, weights.position_decay)
+    return loss + weights.confidence * confidence, auxiliary | {"confidence": confidence}
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="train_dspark")

@@ -10,7 +10,6 @@ Source: DeepSeek-V3 report (arXiv 2412.19437) section 2.2 for the block, DSpark 
 the loss.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from experiments.training.curves import draw_curves
 from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
 from experiments.training.initial import initialise
-from experiments.training.judging import Judged, compare, mean_by_position
+from experiments.training.judging import Judged, Weights, block_loss, compare
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import DeepseekV4Config, Model
@@ -34,15 +33,6 @@ from models.formats.checkpoint import checkpoint_tensors
 from models.loading import find_checkpoint, read_config
 from models.mtp import Network, block_config
 from spec.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights:
-    """Weights of the loss's terms; a step's weight is ``exp(-k / position_decay)``."""
-
-    cross_entropy: float = 0.1
-    total_variation: float = 0.9
-    position_decay: float = 5.0
 
 
 def judge_chains(
@@ -81,17 +71,7 @@ def loss_function(
     set_biases(network, biases)
     probe = Probe()
     judged = judge_chains(network, target, tokens, anchors, depth, probe)
-    cross_entropy = mean_by_position(judged.cross_entropy, weights.position_decay)
-    total_variation = mean_by_position(1.0 - judged.overlap, weights.position_decay)
-    loss = weights.cross_entropy * cross_entropy + weights.total_variation * total_variation
-    auxiliary = {
-        "cross_entropy": cross_entropy,
-        "total_variation": total_variation,
-        "load": {str(number): value for number, value in probe.load.items()},
-    }
-    matches = judged.is_match.mean(axis=0)
-    auxiliary |= {f"match_at_{step + 1}": matches[step] for step in range(depth)}
-    return loss, auxiliary
+    return block_loss(judged, weights, probe)
 
 
 def check_sizes(config: DictConfig, target: DeepseekV4Config) -> DeepseekV4Config:

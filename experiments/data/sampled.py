@@ -11,6 +11,7 @@ from experiments.data.chat import conversation
 from experiments.data.documents import Document, clean_text
 from experiments.data.prose import FUNCTION_WORDS
 from spec.errors import UserError
+from spec.measure.repetition import repeated_ngram_share
 
 SAMPLED_CLASSES = ("prose", "chat")
 
@@ -26,11 +27,9 @@ _ABOUT_ITSELF = re.compile(
 _MARKERS = re.compile(r"<[|｜]|[|｜]>|</?s>|\[INST|�")
 
 
-def repeated_share(text: str, width: int = 4) -> float:
-    """Share of the text's word `width`-grams that stand earlier in it, in [0, 1)."""
-    words = text.lower().split()
-    runs = list(zip(*(words[offset:] for offset in range(width)), strict=False))
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+def repeated_share(text: str) -> float:
+    """Share of the text's word 4-grams that stand earlier in it, in [0, 1)."""
+    return repeated_ngram_share(text.lower().split())
 
 
 def before_repeating(text: str, max_repeated: float, width: int = 4) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from experiments.training.batches import (
     own_rows,
     sample_anchors,
 )
+from models.deepseek_v4.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,15 @@ class Judged:
     cross_entropy: mx.array
     overlap: mx.array
     is_match: mx.array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Weights of the terms that every drafter's loss has; a position's weight is ``exp(-k / position_decay)``."""
+
+    cross_entropy: float = 0.1
+    total_variation: float = 0.9
+    position_decay: float = 5.0
 
 
 Judge = Callable[[mx.array, mx.array], Judged]
@@ -53,6 +64,21 @@ def mean_by_position(values: mx.array, decay: float) -> mx.array:
     """The mean of values (M, G) in which position k weighs ``exp(-k / decay)``: a scalar."""
     weights = mx.exp(-mx.arange(values.shape[1]) / decay)
     return (values.mean(axis=0) * (weights / weights.sum())).sum()
+
+
+def block_loss(judged: Judged, weights: Weights, probe: Probe) -> tuple[mx.array, dict[str, Any]]:
+    """The weighted cross entropy and total variation, and what the log has of every drafter: each term, the experts'
+    ``load`` by stage from the probe, the share of argmax matches by position."""
+    cross_entropy = mean_by_position(judged.cross_entropy, weights.position_decay)
+    total_variation = mean_by_position(1.0 - judged.overlap, weights.position_decay)
+    loss = weights.cross_entropy * cross_entropy + weights.total_variation * total_variation
+    matches = judged.is_match.mean(axis=0)
+    return loss, {
+        "cross_entropy": cross_entropy,
+        "total_variation": total_variation,
+        "load": {str(number): value for number, value in probe.load.items()},
+        **{f"match_at_{position + 1}": matches[position] for position in range(matches.size)},
+    }
 
 
 def acceptance(

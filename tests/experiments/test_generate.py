@@ -14,7 +14,8 @@ import experiments
 from experiments import generate
 from experiments.data.beginnings import Beginnings, Windows
 from experiments.data.generations import Generations, load_generations, write_generations
-from experiments.generate import continue_rows, draw, parse_shard, prefill
+from experiments.generate import continue_rows, draw, prefill
+from experiments.program import parse_shard
 from models import Model
 from spec import UserError
 from tests.random_models import TINY, random_model, random_tokens
