@@ -2,7 +2,7 @@
 
 Nothing is decoded: the recordings say which token the target emits next. Two figures come of them. *tau* walks from the
 first own token, jumping by accepted + 1 as the loop does. *Accepted drafts* take every position of the target's own
-text as an anchor, the same ones for all drafters, which is what quantised drafters are compared by; it needs DSpark,
+text as an anchor, the same ones for all drafters, which is what quantized drafters are compared by; it needs DSpark,
 which drafts at all positions at once. Intervals are over resampled sequences; a difference to the reference is over the
 same ones.
 
@@ -82,7 +82,7 @@ def measure(
     for batch in track(every, description="sequences", console=console, transient=True):
         features = Features(target, batch.tokens)
         for item in drafters:
-            tapped = features.at(item.drafter.taps)
+            tapped = features.at(item.drafter.tapped_layers)
             started = time.perf_counter()
             ours = measured[item.name]
             if item.is_parallel:

@@ -141,7 +141,7 @@ def target_sha256(folder: Path) -> str:
     return sha256(" ".join(file_sha256(file) for file in sorted(files)).encode()).hexdigest()
 
 
-def summarise(rows: Generations, files: Sequence[Path]) -> dict[str, Any]:
+def summarize(rows: Generations, files: Sequence[Path]) -> dict[str, Any]:
     """Counts of rows and own tokens, digests of the files, and how much greedy rows repeat themselves."""
     repeated = {}
     for name in rows.class_names:
@@ -246,7 +246,7 @@ def main(config: DictConfig) -> None:
     whole = [file for file in files.values() if file.is_file()]
     summary = {"batches": len(whole), "batches_wanted": len(files), "device": str(mx.default_device())}
     summary |= {"this_run": {"own_tokens": made, "seconds": seconds, "own_tokens_per_s": made / seconds}}
-    summary |= summarise(load_generations(whole), whole)
+    summary |= summarize(load_generations(whole), whole)
     output = folder / f"summary-{shard}-of-{shards}.json"
     output.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     state = "finished" if len(whole) == len(files) else "stopped for time"

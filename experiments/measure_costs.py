@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import run
-from spec import CostTable, Draws, TargetSession
+from spec import CostTable, RandomStream, TargetSession
 from spec.measure.environment import backend
 from spec.parts import as_yaml, load_drafter, load_target
 from spec.prompts import encode, load_prompts
@@ -46,10 +46,10 @@ def measure(
         gamma: longest proposal.
         repeats: times each is run; one more, the first, is not counted.
     """
-    session = TargetSession(model, taps=drafter.taps, max_rollback=rows)
+    session = TargetSession(model, tapped_layers=drafter.tapped_layers, max_rollback=rows)
     drafter.reset(len(prompt), reference=prompt[: gamma + 1])
     anchor, position = prompt[-1], len(prompt) - 1
-    drafter.observe(prompt[:-1], session.absorb(prompt[:-1]))
+    drafter.observe(prompt[:-1], session.prefill(prompt[:-1]))
     inputs = [prompt[index % len(prompt)] for index in range(rows)]
     passes, proposals, snapshots, commits = defaultdict(list), defaultdict(list), [], []
     for repeat in range(repeats + 1):
@@ -64,7 +64,7 @@ def measure(
             # A proposal of none is one whose first confidence is refused; a drafter without confidences has no such.
             took, proposal = timed(
                 lambda count=count: drafter.propose(
-                    anchor, position, max(1, count), Draws(), None if count else lambda confidences: False
+                    anchor, position, max(1, count), RandomStream(), None if count else lambda confidences: False
                 )
             )
             if repeat:

@@ -26,7 +26,7 @@ from experiments.training import judging
 from experiments.training.curves import draw_curves
 from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from experiments.training.judging import Judged, block_loss, compare, mean_by_position
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
@@ -62,8 +62,8 @@ def judge_blocks(
     """
     batch, length = tokens.shape
     gamma, window = network.block_size, network.window
-    output = target(tokens, taps=network.taps)
-    logits, features = map(mx.stop_gradient, output) if network.taps else (mx.stop_gradient(output), None)
+    output = target(tokens, tapped_layers=network.tapped_layers)
+    logits, features = map(mx.stop_gradient, output) if network.tapped_layers else (mx.stop_gradient(output), None)
     start = mx.arange(batch)[:, None] * length  # of each sequence in the flattened batch
     flat_tokens = tokens.reshape(-1)
     behind = anchors[..., None] - window + mx.arange(window)  # (B, A, window) positions of the context
@@ -118,7 +118,7 @@ def main(config: DictConfig) -> None:
     except ValueError as error:
         raise UserError(f"model.{error}") from error
     network = Network(drafter, target)
-    initialise(network, config.stages, config.seed)
+    initialize(network, config.stages, config.seed)
     network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights))
 

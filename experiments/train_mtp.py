@@ -23,7 +23,7 @@ from experiments.program import run
 from experiments.training.curves import draw_curves
 from experiments.training.drafter import set_biases, train_drafter
 from experiments.training.export import update_config, write_shards
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from experiments.training.judging import Judged, Weights, block_loss, compare
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
@@ -46,7 +46,7 @@ def judge_chains(
         depth: G, slots a chain.
     """
     batch, length = tokens.shape
-    logits, streams = target(tokens, taps=network.taps)
+    logits, streams = target(tokens, tapped_layers=network.tapped_layers)
     logits, streams = mx.stop_gradient(logits), mx.stop_gradient(streams)
     drafted = network.chains(tokens, streams, anchors, depth, probe)
     # (M, G) in the flattened batch: where the target predicts what step k drafts
@@ -119,7 +119,7 @@ def main(config: DictConfig) -> None:
     # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
     target.train().freeze()
     network = Network(target, config=check_sizes(config, target.args))
-    initialise(network, 1, config.seed)
+    initialize(network, 1, config.seed)
     network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)
     judge = partial(judge_chains, network, target, depth=config.depth)

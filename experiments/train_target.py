@@ -22,7 +22,7 @@ from experiments.training.batches import WindowSampler, load_tokens
 from experiments.training.curves import draw_curves
 from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
 from experiments.training.export import update_config, write_shards
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from experiments.training.loop import Trainer
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models.deepseek_v4 import DeepseekV4Config, Model
@@ -93,7 +93,7 @@ def main(config: DictConfig) -> None:
     if rank_of(group) == 0:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    initialise(model, config.model.num_hidden_layers, config.seed)
+    initialize(model, config.model.num_hidden_layers, config.seed)
     model.train()
     tokens = load_tokens(config.data.train)
     held_out = load_tokens(config.data.valid)

@@ -1,4 +1,4 @@
-"""Quantising a drafter's matrices after it is loaded."""
+"""Quantizing a drafter's matrices after it is loaded."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -32,8 +32,8 @@ def check_format(quant: str | None) -> None:
         )
 
 
-def quantise(network: nn.Module, quant: str | None) -> None:
-    """Quantises a network's linear layers, experts and token tables in place.
+def quantize(network: nn.Module, quant: str | None) -> None:
+    """Quantizes a network's linear layers, experts and token tables in place.
 
     Norms, gates, hyper-connections and the few matrices of `PLAIN_NAMES` stay as they are, and so does the embedding
     and head that a drafter shares with its target.
@@ -62,10 +62,10 @@ def quantise(network: nn.Module, quant: str | None) -> None:
     nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantised, **FORMATS[quant])
 
 
-def dequantise(network: nn.Module, dtype: mx.Dtype) -> None:
-    """Puts plain layers with the quantised weights' values in the places of a network's quantised layers.
+def dequantize(network: nn.Module, dtype: mx.Dtype) -> None:
+    """Puts plain layers with the quantized weights' values in the places of a network's quantized layers.
 
-    For passes of many rows: products with quantised matrices are made for few (on a CPU they are never faster).
+    For passes of many rows: products with quantized matrices are made for few (on a CPU they are never faster).
 
     Args:
         network: changed in place. dtype: of the plain weights.

@@ -3,7 +3,7 @@
 `spec.protocols` says what each part is. The parts by import::
 
     from models import load
-    from spec import FixedBlock, FoldedLoop, GreedyVerifier, NgramDrafter, PrefixCommit, TargetSession, TokenReplay
+    from spec import FixedPolicy, FoldedLoop, GreedyVerifier, NgramDrafter, PrefixCommit, TargetSession, TokenReplay
     from spec import stream_text
 
     model, tokenizer = load("models/pretrained/tiny")
@@ -13,7 +13,7 @@
         verifier=GreedyVerifier(),
         commit=PrefixCommit(),
         replay=TokenReplay(),
-        block=FixedBlock(gamma=5),
+        block=FixedPolicy(gamma=5),
     )
     rounds = loop.rounds(tokenizer.encode("Once"), max_tokens=64, eos=frozenset(tokenizer.eos_token_ids))
     for piece in stream_text(rounds, tokenizer):
@@ -21,17 +21,17 @@
 """
 
 from spec.blocks import (
-    AutoBlock,
-    BreakEvenBlock,
-    CappedBlock,
-    ConfidenceBlock,
+    AutoPolicy,
+    BreakEvenPolicy,
+    CappedPolicy,
+    ConfidencePolicy,
     Costs,
-    Ds4SchedulerBlock,
-    FixedBlock,
-    SingleJumpBlock,
-    StagedBlock,
-    ThroughputBlock,
-    WindowBlock,
+    Ds4SchedulerPolicy,
+    FixedPolicy,
+    SingleJumpPolicy,
+    StagedPolicy,
+    ThroughputPolicy,
+    WindowPolicy,
 )
 from spec.clock import VirtualClock
 from spec.commit import FullOnlyCommit, PrefixCommit, RollbackCommit
@@ -66,30 +66,29 @@ from spec.protocols import (
 )
 from spec.recording import Recording
 from spec.replay import BatchReplay, TokenReplay
-from spec.sampling import DraftSampler, Draws, Sampling
+from spec.sampling import DraftSampler, RandomStream, Sampling
 from spec.separate import SeparateLoop
 from spec.session import TargetSession
 from spec.text import StopStrings, TextStream, stream_text
 from spec.verifiers import BlockVerifier, GreedyVerifier, RejectionVerifier, SampleMatchVerifier
 
 __all__ = [
-    "AutoBlock",
+    "AutoPolicy",
     "BatchReplay",
     "BlockPlan",
     "BlockPolicy",
     "BlockVerifier",
-    "BreakEvenBlock",
-    "CappedBlock",
+    "BreakEvenPolicy",
+    "CappedPolicy",
     "CommitPath",
-    "ConfidenceBlock",
+    "ConfidencePolicy",
     "CostTable",
     "Costs",
     "DSparkDrafter",
     "DraftSampler",
     "Drafter",
-    "Draws",
-    "Ds4SchedulerBlock",
-    "FixedBlock",
+    "Ds4SchedulerPolicy",
+    "FixedPolicy",
     "FoldedLoop",
     "FullOnlyCommit",
     "Generation",
@@ -103,6 +102,7 @@ __all__ = [
     "OracleDrafter",
     "PrefixCommit",
     "Proposal",
+    "RandomStream",
     "Recording",
     "RejectionVerifier",
     "Replay",
@@ -111,22 +111,22 @@ __all__ = [
     "SampleMatchVerifier",
     "Sampling",
     "SeparateLoop",
-    "SingleJumpBlock",
+    "SingleJumpPolicy",
     "SpeculativeLoop",
-    "StagedBlock",
+    "StagedPolicy",
     "StopRule",
     "StopStrings",
     "Target",
     "TargetPass",
     "TargetSession",
     "TextStream",
-    "ThroughputBlock",
+    "ThroughputPolicy",
     "TokenReplay",
     "UserError",
     "Verdict",
     "Verifier",
     "VirtualClock",
-    "WindowBlock",
+    "WindowPolicy",
     "collect",
     "stream_text",
 ]

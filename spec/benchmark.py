@@ -10,7 +10,7 @@ from spec.generation import Generation, collect
 from spec.measure.records import Mode, RunFolder, run_record
 from spec.measure.state import StateCheck
 from spec.protocols import Loop, Round
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 from spec.text import StopStrings, decode
 
 
@@ -139,7 +139,7 @@ class Benchmark:
                 max_tokens=max_tokens,
                 eos=frozenset(self.tokenizer.eos_token_ids),
                 stop=StopStrings(self.tokenizer, self.stop) if self.stop else None,
-                draws=Draws(seed=self.seed, stream=job.prompt_id),
+                draws=RandomStream(seed=self.seed, stream=job.prompt_id),
                 reference=reference,
             ):
                 on_round(mode, item)  # between rounds: outside their clock

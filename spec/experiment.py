@@ -17,7 +17,7 @@ from spec.measure.state import StateCheck
 from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
 from spec.prompts import Prompt, encode, load_prompts
 from spec.session import TargetSession
-from spec.summary import summarise
+from spec.summary import summarize
 
 
 def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def run_experiment(config: DictConfig, output: Path, console: Console) -> dict[s
             forced = loops.plain_session if config.exactness else None
             takes_argmax = parts.sampling.is_greedy and not parts.sampling.changes_logits
             exactness = check_all(measured, forced, takes_argmax, chunk)
-        summary = summarise(
+        summary = summarize(
             experiment=config.name,
             prompt_class=config.prompts.name,
             measured=measured,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spec.protocols import FinishReason, Kind, Round, StopRule, Verdict
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 ENDS: tuple[FinishReason, ...] = ("eos", "stop_string", "max_tokens", "context")
 
@@ -29,7 +29,7 @@ class Progress:
     max_tokens: int
     eos: frozenset[int]
     stop: StopRule | None
-    draws: Draws
+    draws: RandomStream
     emitted: list[int] = field(default_factory=list)
     num_rounds: int = 0
     last: Round | None = None

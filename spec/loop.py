@@ -30,7 +30,7 @@ from spec.protocols import (
     Verdict,
     Verifier,
 )
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class SpeculativeLoop(ABC):
         verifier: judges.
         commit: keeps the accepted prefix of a verify pass.
         replay: runs accepted tokens again when the commit path asks.
-        block: chooses gamma; ``FixedBlock(gamma=0)`` is plain decoding through this same code.
+        block: chooses gamma; ``FixedPolicy(gamma=0)`` is plain decoding through this same code.
         prefill_chunk: prompt tokens a pass.
         clock: seconds; the wall's, or one that parts with a price advance (`spec.priced`).
 
@@ -118,7 +118,7 @@ class SpeculativeLoop(ABC):
         max_tokens: int,
         eos: frozenset[int] = frozenset(),
         stop: StopRule | None = None,
-        draws: Draws | None = None,
+        draws: RandomStream | None = None,
         reference: Sequence[int] | None = None,
     ) -> Iterator[Round]:
         """Generates, a round at a time; the first item is the prefill.
@@ -128,7 +128,7 @@ class SpeculativeLoop(ABC):
             max_tokens: most tokens to emit, at least one.
             eos: ids that end the text.
             stop: condition on the text.
-            draws: random numbers by position; ``Draws()`` by default.
+            draws: random numbers by position; ``RandomStream()`` by default.
             reference: a known continuation of the prompt, for the drafter that plays one back.
 
         Raises:
@@ -148,7 +148,7 @@ class SpeculativeLoop(ABC):
         max_tokens: int,
         eos: frozenset[int] = frozenset(),
         stop: StopRule | None = None,
-        draws: Draws | None = None,
+        draws: RandomStream | None = None,
         reference: Sequence[int] | None = None,
     ) -> tuple[Progress, Round]:
         """Prefills. Arguments and errors as in `rounds`; `step` takes it from here."""
@@ -161,7 +161,9 @@ class SpeculativeLoop(ABC):
                 f"the prompt has {len(prompt)} tokens, the context holds {self.target.context} with at least one "
                 "token of output: shorten the prompt"
             )
-        progress = Progress(prompt=tuple(prompt), max_tokens=max_tokens, eos=eos, stop=stop, draws=draws or Draws())
+        progress = Progress(
+            prompt=tuple(prompt), max_tokens=max_tokens, eos=eos, stop=stop, draws=draws or RandomStream()
+        )
         watch = Stopwatch(self._clock)
         with watch.time("target"):
             self.target.reset()
@@ -192,7 +194,7 @@ class SpeculativeLoop(ABC):
     def _prefill(self, prompt: Sequence[int], watch: Stopwatch) -> TargetPass:
         """Runs the prompt; returns its last row."""
         for chunk in prefill_chunks(prompt, self.prefill_chunk):
-            features = self.target.absorb(chunk)
+            features = self.target.prefill(chunk)
             with watch.time("propose"):
                 self.drafter.observe(chunk, features)
         passed = self.target.forward(prompt[-1:])

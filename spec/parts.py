@@ -9,7 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from spec.blocks import FixedBlock
+from spec.blocks import FixedPolicy
 from spec.clock import VirtualClock
 from spec.commit import PrefixCommit
 from spec.drafters import NoneDrafter
@@ -122,7 +122,7 @@ class Parts:
         session = functools.partial(
             TargetSession, model, max_rollback=self.block.max_gamma + 1, context=self._config.context
         )
-        plain_session, speculative_session = session(), session(taps=drafter.taps)
+        plain_session, speculative_session = session(), session(tapped_layers=drafter.tapped_layers)
         clock = VirtualClock() if self._config.clock == "virtual" else None
 
         def loop(**parts: Any) -> Loop:
@@ -130,7 +130,7 @@ class Parts:
             return build("loop", self._config.loop, **(parts if clock is None else priced(self.costs, clock, parts)))
 
         speculative = loop(target=speculative_session, drafter=drafter, commit=self.commit, block=self.block)
-        baseline = loop(target=plain_session, drafter=NoneDrafter(), commit=PrefixCommit(), block=FixedBlock(gamma=0))
+        baseline = loop(target=plain_session, drafter=NoneDrafter(), commit=PrefixCommit(), block=FixedPolicy(gamma=0))
         return Loops(
             speculative=speculative,
             baseline=baseline,

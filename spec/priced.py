@@ -14,7 +14,7 @@ import mlx.core as mx
 from spec.clock import VirtualClock
 from spec.measure.costs import CostTable
 from spec.protocols import Admits, CommitPath, Drafter, Proposal, Replay, Replayer, ReplayKind, Target, TargetPass
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,9 @@ class PricedTarget:
         """Free."""
         self.target.reset()
 
-    def absorb(self, tokens: Sequence[int]) -> mx.array | None:
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
         """Free: no account counts a prompt."""
-        return self.target.absorb(tokens)
+        return self.target.prefill(tokens)
 
     def forward(self, tokens: Sequence[int]) -> TargetPass:
         """A pass."""
@@ -98,7 +98,7 @@ class PricedDrafter:
 
     def __init__(self, *, drafter: Drafter, costs: CostTable, clock: VirtualClock) -> None:
         self.drafter, self.costs, self.clock = drafter, costs, clock
-        self.taps, self.max_gamma = drafter.taps, drafter.max_gamma
+        self.tapped_layers, self.max_gamma = drafter.tapped_layers, drafter.max_gamma
 
     def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
         """Free."""
@@ -108,7 +108,9 @@ class PricedDrafter:
         """Free."""
         self.drafter.observe(tokens, features)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """A proposal, at the price of the tokens that it came out with."""
         proposal = self.drafter.propose(anchor, position, gamma, draws, admits)
         self.clock.advance(self.costs.propose_ms(len(proposal.tokens)))

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
-from spec.sampling import DraftSampler, Draws
+from spec.sampling import DraftSampler, RandomStream
 
 Kind = Literal["bonus", "correction", "none"]
 Outcome = Literal["prefill", "full", "partial", "miss_first", "no_draft", "no_room", "invalid", "tail_skip"]
@@ -116,7 +116,7 @@ class TargetPass:
 
     Attributes:
         logits: (T, V); row j is about the token after input j.
-        features: (T, L*H) hidden states at the tapped layers, side by side; None without taps.
+        features: (T, L*H) hidden states at the tapped layers, side by side; None without tapped layers.
     """
 
     logits: mx.array
@@ -244,8 +244,8 @@ class Target(Protocol):
     def reset(self) -> None:
         """Forgets the sequence."""
 
-    def absorb(self, tokens: Sequence[int]) -> mx.array | None:
-        """Runs tokens whose logits nobody reads; returns their features (T, L*H), or None without taps."""
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
+        """Runs tokens whose logits nobody reads; returns their features (T, L*H), or None without tapped layers."""
 
     def forward(self, tokens: Sequence[int]) -> TargetPass:
         """Runs tokens at positions ``offset ..``; their rows stay in the cache until trimmed."""
@@ -269,7 +269,7 @@ class Target(Protocol):
 class Drafter(Protocol):
     """Whatever proposes tokens. Between rounds it remembers every committed token and nothing else."""
 
-    taps: tuple[int, ...]  # target layers whose output it wants with every committed token
+    tapped_layers: tuple[int, ...]  # target layers whose output it wants with every committed token
     max_gamma: int | None  # the longest block it can propose; None is unlimited
 
     def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
@@ -283,7 +283,9 @@ class Drafter(Protocol):
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers committed tokens and their features (len(tokens), L*H), in order, each exactly once."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """At most ``gamma`` successors of the anchor, which stands at ``position``. Changes nothing remembered.
 
         A drafter that has confidences asks ``admits`` before each token and stops at the first refusal; one that has
@@ -305,7 +307,7 @@ class Verifier(Protocol):
         proposal: Proposal,
         target_logits: mx.array,
         position: int,
-        draws: Draws,
+        draws: RandomStream,
         committed: Sequence[int] = (),
     ) -> Verdict:
         """Judges a proposal.
@@ -402,7 +404,7 @@ class Loop(Protocol):
         max_tokens: int,
         eos: frozenset[int] = frozenset(),
         stop: StopRule | None = None,
-        draws: Draws | None = None,
+        draws: RandomStream | None = None,
         reference: Sequence[int] | None = None,
     ) -> Iterator[Round]:
         """Generates; the first item is the prefill. The consumer may stop iterating at any time."""

@@ -140,7 +140,7 @@ class Sampling:
             logits: (..., V) float32.
 
         Returns:
-            (..., V) float32, normalised; -inf for what a filter removed.
+            (..., V) float32, normalized; -inf for what a filter removed.
         """
         if self.is_greedy:
             top = mx.argmax(logits, axis=-1, keepdims=True)
@@ -153,7 +153,7 @@ class Sampling:
             logprobs = apply_min_p(logprobs, self.min_p)
         if 0 < self.top_k < logits.shape[-1]:
             logprobs = apply_top_k(logprobs, self.top_k)
-        # The largest becomes 0 first: scaled up by a low temperature it would leave too few bits to normalise with.
+        # The largest becomes 0 first: scaled up by a low temperature it would leave too few bits to normalize with.
         scaled = (logprobs - mx.max(logprobs, axis=-1, keepdims=True)) * (1.0 / self.temperature)
         return scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
 
@@ -178,7 +178,7 @@ def check_rows(logits: mx.array) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draws:
+class RandomStream:
     """Random draws keyed by (seed, stream, absolute position, purpose), never by how many were made before.
 
     So a shorter block, a discarded suffix or another prompt's traffic shifts no draw. In return no key may be used for
@@ -197,8 +197,8 @@ class Draws:
     stream: str = ""
     round_start: int | None = None
 
-    def in_round(self, start: int) -> "Draws":
-        """Draws that are also keyed by the round.
+    def in_round(self, start: int) -> "RandomStream":
+        """A stream that are also keyed by the round.
 
         Args:
             start: absolute position of the round's first draft. Every round emits a token, so no two rounds share it.
@@ -237,7 +237,7 @@ class Draws:
         """Draws a token; not evaluated.
 
         Args:
-            logprobs: (V,) float32, normalised or not.
+            logprobs: (V,) float32, normalized or not.
             position: the token's.
             purpose: of the draw.
 
@@ -262,7 +262,7 @@ class DraftSampler:
         UserError: the sampling is greedy (that is an argmax proposal) or has penalties (drafters keep no history).
     """
 
-    def __init__(self, draws: Draws, position: int, sampling: Sampling) -> None:
+    def __init__(self, draws: RandomStream, position: int, sampling: Sampling) -> None:
         if sampling.is_greedy:
             raise UserError(
                 f"sampled drafts need a temperature above 0, got {sampling.temperature}: draft by argmax instead"

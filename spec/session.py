@@ -21,9 +21,9 @@ class TargetSession:
     """A model in mlx-lm's convention, its cache, and the layers that are tapped.
 
     Args:
-        model: callable as ``model(tokens (B, T), cache=..., taps=...)``, with ``make_cache(max_rollback=...)`` and
-            ``args``.
-        taps: layers whose output every pass returns.
+        model: callable as ``model(tokens (B, T), cache=..., tapped_layers=...)``, with
+            ``make_cache(max_rollback=...)`` and ``args``.
+        tapped_layers: layers whose output every pass returns.
         max_rollback: tokens that `trim` must be able to take back after any pass; gamma + 1 for a block of gamma.
         context: most tokens of a sequence, prompt included; None takes the model's ``max_position_embeddings``.
 
@@ -32,13 +32,13 @@ class TargetSession:
     """
 
     def __init__(
-        self, model: Any, *, taps: Sequence[int] = (), max_rollback: int = 0, context: int | None = None
+        self, model: Any, *, tapped_layers: Sequence[int] = (), max_rollback: int = 0, context: int | None = None
     ) -> None:
         longest = model.args.max_position_embeddings
         if context is not None and not 0 < context <= longest:
             raise UserError(f"context must lie in 1..{longest}, what the target was made for, got {context}")
         self.model = model
-        self.taps = tuple(taps)
+        self.tapped_layers = tuple(tapped_layers)
         self.max_rollback = max_rollback
         self.context = longest if context is None else context
         self.vocab_size: int = model.args.vocab_size
@@ -60,18 +60,18 @@ class TargetSession:
                 "prompt or max_tokens"
             )
         inputs = mx.array([list(tokens)], dtype=mx.int32)
-        if not self.taps:
+        if not self.tapped_layers:
             return self.model(inputs, cache=self.cache), None
-        return self.model(inputs, cache=self.cache, taps=self.taps)
+        return self.model(inputs, cache=self.cache, tapped_layers=self.tapped_layers)
 
-    def absorb(self, tokens: Sequence[int]) -> mx.array | None:
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
         """Runs tokens whose logits nobody reads, as a prompt's; the head is not computed.
 
         Args:
             tokens: T token ids, T >= 1.
 
         Returns:
-            (T, L*H) features, or None without taps.
+            (T, L*H) features, or None without tapped layers.
 
         Raises:
             UserError: the tokens do not fit into the context.

@@ -27,7 +27,7 @@ from spec.parts import build, check_complete
 from spec.priced import priced
 from spec.protocols import CommitPath, Loop, Replay
 from spec.recording import Cycle, Recording, num_tokens
-from spec.stand_ins import RIGHT, StandInBlock, StandInDrafter, StandInTarget, StopAt
+from spec.stand_ins import RIGHT, StandInDrafter, StandInPolicy, StandInTarget, StopAt
 from spec.verifiers import GreedyVerifier
 
 PROMPT = (RIGHT,)
@@ -97,7 +97,7 @@ def _generation(
     parts = parts | {
         "target": StandInTarget(longest + 1),
         "drafter": StandInDrafter(by_position),
-        "block": StandInBlock(cycles=by_position, max_gamma=longest),
+        "block": StandInPolicy(cycles=by_position, max_gamma=longest),
         "verifier": GreedyVerifier(),
     }
     # A recorded run that met its budget was clamped by it and is again; any other ends where it ended, unclamped.

@@ -32,7 +32,7 @@ class StandInTarget:
         """Forgets the sequence."""
         self.offset = 0
 
-    def absorb(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int]) -> None:
         """Counts tokens."""
         self.offset += len(tokens)
 
@@ -85,7 +85,7 @@ class StandInDrafter(NoneDrafter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandInBlock:
+class StandInPolicy:
     """Declines where the recorded policy did, and leaves the rest to the drafter.
 
     Attributes:

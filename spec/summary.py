@@ -78,7 +78,7 @@ def describe_group(measured: Sequence[Measured], exactness: Mapping[str, Exactne
     }
 
 
-def summarise(
+def summarize(
     *,
     experiment: str,
     prompt_class: str,

@@ -1,6 +1,6 @@
 """Token ids to text, outside the loop: streaming, stop strings, and where both meet.
 
-Both classes use mlx-lm's streaming detokeniser, so that the text on which a stop is decided is the text that is shown.
+Both classes use mlx-lm's streaming detokenizer, so that the text on which a stop is decided is the text that is shown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 import configs
-from spec.blocks import FixedBlock
+from spec.blocks import FixedPolicy
 from spec.errors import UserError
 from spec.measure import CostTable
 from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
@@ -48,7 +48,7 @@ def test_every_choice_makes_a_loop(
     loops = Parts(config).loops(load_target(target)[0], drafter)
     drafter_class = config.drafter._target_.split(".")[1]
     assert type(loops.speculative.drafter).__name__ == drafter_class
-    assert loops.baseline.block == FixedBlock(gamma=0)
+    assert loops.baseline.block == FixedPolicy(gamma=0)
     assert type(loops.baseline) is type(loops.speculative)
     assert loops.baseline.target.max_rollback == loops.speculative.target.max_rollback
 

@@ -45,7 +45,7 @@ class RNovels:
 def r_character_vectors(database: bytes) -> Iterator[list[str]]:
     """Character vectors of an R lazy-load database.
 
-    Each record is a 4-byte big-endian length and a zlib stream of an R serialisation in XDR format: `X\\n`, three
+    Each record is a 4-byte big-endian length and a zlib stream of an R serialization in XDR format: `X\\n`, three
     integers, for version 3 the native encoding, then the object. A string vector (type 16) is a count and, for every
     element, flags, a length and the bytes ("R Internals", section 1.8 and `src/main/serialize.c`).
 

@@ -10,7 +10,7 @@ from spec.errors import UserError
 _INTROS = (
     "The following table lists {count} {title}.",
     "Below is an overview of the {title}.",
-    "This document summarises the {title} that are known at present.",
+    "This document summarizes the {title} that are known at present.",
     "Here are the {title}, one per row.",
     "An overview of {count} {title} with their {columns}.",
     "The table shows {columns} for each entry.",

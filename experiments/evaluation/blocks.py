@@ -9,7 +9,7 @@ import numpy as np
 from experiments.evaluation.coupling import CoupledChain, Recorded
 from models.dspark import Network
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 BLOCKS = 512  # drafted together: their logits are 60 MB with a block of 5 and 6,144 tokens
 
@@ -44,7 +44,7 @@ def draft_everywhere(
     Args:
         network: in evaluation mode or in training mode, which evaluates every expert (faster for wide passes).
         tokens: (B, S) int32.
-        features: (B, S, L*H) of the target at the network's taps; None where it has none.
+        features: (B, S, L*H) of the target at the network's tapped_layers; None where it has none.
         anchors: for each sequence the positions of its anchors.
         recorded: samples the drafts, coupled with the recorded tokens, of which a whole block must follow each anchor;
             None takes the argmax.
@@ -110,7 +110,7 @@ def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None
 class BlocksDrafter:
     """Plays blocks back as a drafter of `spec.protocols`, so that they walk as any other drafter does."""
 
-    taps: tuple[int, ...] = ()
+    tapped_layers: tuple[int, ...] = ()
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -122,7 +122,9 @@ class BlocksDrafter:
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Has drafted already."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """The beginning of the block at a position."""
         return Proposal(tokens=tuple(self.blocks.drafts[position - self.blocks.first, :gamma].tolist()))
 

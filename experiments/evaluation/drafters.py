@@ -9,7 +9,7 @@ import mlx.core as mx
 from omegaconf import DictConfig, OmegaConf
 
 from models.deepseek_v4 import Model
-from models.quantization import dequantise
+from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
 from spec.measure.environment import backend
@@ -78,12 +78,12 @@ def default_dtype() -> str:
 
 def prepare(network: Any, target: Model) -> None:
     """Makes a DSpark network fast for many blocks; its numbers change by rounding alone."""
-    dequantise(network, target.embed.weight.dtype)
+    dequantize(network, target.embed.weight.dtype)
     network.train()  # evaluates every expert at once
 
 
 class Features:
-    """The target's features of one batch, computed once for all drafters that tap the same layers.
+    """The target's features of one batch, computed once for all drafters that read the same layers.
 
     Args:
         target: the model. tokens: (B, S) int32.
@@ -93,10 +93,10 @@ class Features:
         self._target, self._tokens = target, tokens
         self._known: dict[tuple[int, ...], mx.array] = {}
 
-    def at(self, taps: tuple[int, ...]) -> mx.array | None:
-        """(B, S, F), evaluated; None without taps."""
-        if taps and taps not in self._known:
-            _, features = self._target(self._tokens, taps=taps)
+    def at(self, tapped_layers: tuple[int, ...]) -> mx.array | None:
+        """(B, S, F), evaluated; None without tapped layers."""
+        if tapped_layers and tapped_layers not in self._known:
+            _, features = self._target(self._tokens, tapped_layers=tapped_layers)
             mx.eval(features)  # the logits are never asked for, so the head is not run
-            self._known[taps] = features
-        return self._known.get(taps)
+            self._known[tapped_layers] = features
+        return self._known.get(tapped_layers)

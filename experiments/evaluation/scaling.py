@@ -1,7 +1,7 @@
 """Sequential temperature scaling of confidences, and the same with a bias to compare.
 
 Source: DSpark paper (arXiv 2607.05147) section 3.2: positions left to right, each temperature chosen by grid search to
-minimise the calibration error of the *cumulative* product against "the first k drafts all stand", with the earlier ones
+minimize the calibration error of the *cumulative* product against "the first k drafts all stand", with the earlier ones
 kept.
 """
 

@@ -85,11 +85,11 @@ def score(
             continue
         features, recorded = None, None
         if sampled is None:
-            features = Features(target, batch.tokens).at(network.taps)
+            features = Features(target, batch.tokens).at(network.tapped_layers)
         else:
             key, ours = mx.random.split(key)
-            found = target(batch.tokens, taps=network.taps)
-            logits, features = found if network.taps else (found, None)
+            found = target(batch.tokens, tapped_layers=network.tapped_layers)
+            logits, features = found if network.tapped_layers else (found, None)
             recorded = Recorded(logits=logits, temperature=sampled, key=ours)
         drafted = draft_everywhere(network, batch.tokens, features, spans, recorded)
         for number, one, blocks in zip(batch.numbers, batch.continuations, drafted, strict=True):

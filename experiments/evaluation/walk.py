@@ -7,7 +7,7 @@ import mlx.core as mx
 from experiments.evaluation.continuations import Continuation
 from spec.loop import outcome_of
 from spec.protocols import Drafter, Round
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 def walk(continuation: Continuation, drafter: Drafter, features: mx.array | None, gamma: int) -> list[Round]:
@@ -20,7 +20,7 @@ def walk(continuation: Continuation, drafter: Drafter, features: mx.array | None
     Args:
         continuation: the sequence.
         drafter: any; its memory starts anew.
-        features: (S, F) the target's, at the drafter's taps; None without taps.
+        features: (S, F) the target's, at the drafter's tapped_layers; None without tapped layers.
         gamma: longest proposal.
     """
     tokens, length = continuation.tokens.tolist(), len(continuation.tokens)
@@ -37,7 +37,7 @@ def walk(continuation: Continuation, drafter: Drafter, features: mx.array | None
         proposed: tuple[int, ...] = ()
         reason = "one token is left"
         if room:
-            proposal = drafter.propose(tokens[anchor], anchor, room, Draws())
+            proposal = drafter.propose(tokens[anchor], anchor, room, RandomStream())
             proposed, reason = proposal.tokens, proposal.reason
         accepted = count_equal(proposed, tokens[anchor + 1 :])
         undrafted = "no_draft" if room else "no_room"

@@ -1,1 +1,1 @@
-"""What the training programs share: batches, initial weights, the optimisation loop, checkpoints, curves."""
+"""What the training programs share: batches, initial weights, the optimization loop, checkpoints, curves."""

@@ -1,6 +1,6 @@
 """A tree of parameters as a few long vectors.
 
-An optimiser step costs a few dozen launches a tensor; over the hundreds of small tensors of a model that is most of a
+An optimizer step costs a few dozen launches a tensor; over the hundreds of small tensors of a model that is most of a
 training step on a GPU. On a few long vectors it costs nothing.
 """
 

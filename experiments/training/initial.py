@@ -8,7 +8,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 
-def initialise(model: nn.Module, layers: int, seed: int) -> None:
+def initialize(model: nn.Module, layers: int, seed: int) -> None:
     """Fills a target or a drafter with random weights to train from.
 
     Matrices are normal with variance 1 / fan-in; those that write into the residual streams are scaled down with depth

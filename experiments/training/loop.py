@@ -1,4 +1,4 @@
-"""The optimisation loop: AdamW on float32 weights, bfloat16 arithmetic, resumable, logged a line at a time.
+"""The optimization loop: AdamW on float32 weights, bfloat16 arithmetic, resumable, logged a line at a time.
 
 With several processes each takes its own batch of a step; gradients and auxiliary values are averaged over them, so
 that all hold the same weights to the bit. Rank 0 alone evaluates, logs and writes; meanwhile the others wait in the
@@ -30,10 +30,10 @@ class Plan:
     """How long and how fast to train.
 
     Attributes:
-        steps: optimisation steps in all. learning_rate: its peak.
+        steps: optimization steps in all. learning_rate: its peak.
         warmup_steps: linear rise to it; a cosine then falls to ``final_fraction`` of it.
         weight_decay: of matrices; not of embeddings, norms, gates, bases. clip_norm: largest gradient norm.
-        dtype: of the arithmetic; weights and optimiser stay float32.
+        dtype: of the arithmetic; weights and optimizer stay float32.
         log_every, evaluate_every, checkpoint_every: steps between lines, evaluations, checkpoints.
     """
 
@@ -130,7 +130,7 @@ class Trainer:
         return self.layout.unpack(cast)
 
     def _step(self, phase: Any, *batch: Any) -> tuple[mx.array, dict[str, Any]]:
-        """One optimisation step, unevaluated: the loss and the auxiliary arrays, means over the processes."""
+        """One optimization step, unevaluated: the loss and the auxiliary arrays, means over the processes."""
         (value, auxiliary), gradients = self._value_and_gradients(self.arithmetic_parameters(), phase, *batch)
         vectors = {group: vector.astype(mx.float32) for group, vector in self.layout.pack(gradients).items()}
         vectors, value, auxiliary = mean_over_processes((vectors, value, auxiliary), self.group)
@@ -214,7 +214,7 @@ class Trainer:
             stream.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Writes weights, optimiser and step; a kill in the middle leaves the older state whole."""
+        """Writes weights, optimizer and step; a kill in the middle leaves the older state whole."""
         fresh = self.folder / "state.tmp.safetensors"
         arrays = {f"parameters.{name}": array for name, array in self.vectors.items()}
         arrays |= {f"optimizer.{name}": array for name, array in tree_flatten(self.optimizer.state)}

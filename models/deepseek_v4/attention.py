@@ -5,7 +5,7 @@ One shared row per token is key and value of all heads. Two ways lead to the sam
 * *narrow* (up to `NARROW` new tokens: decode and verify passes): every query reads its own rows from fixed slots. A
   query's arithmetic then does not depend on how many tokens share its pass, so verify and plain decoding agree to the
   bit wherever the backend's kernels treat rows independently. For the same reason slots come in multiples of
-  `ALIGNMENT`: masked slots at the end then add exact zeros to the lanes of a vectorised sum.
+  `ALIGNMENT`: masked slots at the end then add exact zeros to the lanes of a vectorized sum.
 * *wide* (prefill and training): queries in blocks of the window's length, so that cost grows with T, not with T * T.
 """
 

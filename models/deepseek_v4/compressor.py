@@ -1,6 +1,6 @@
 """Pools the tokens of each closed window into one row, per channel, by learned scores.
 
-Source: DeepSeek-V4 technical report, compressed attention; formulas as in the reference's decode step, generalised to
+Source: DeepSeek-V4 technical report, compressed attention; formulas as in the reference's decode step, generalized to
 any number of new tokens.
 """
 
@@ -52,7 +52,7 @@ class Compressor(nn.Module):
             x: (B, T, H) the layer's normed input at positions ``offset .. offset + T - 1``.
             offset: tokens before x.
             state: rows of earlier calls, updated; None when offset is 0 and nothing is to be remembered.
-            rounding: quantisation simulation of pooled rows, or None.
+            rounding: quantization simulation of pooled rows, or None.
 
         Returns:
             (B, R, d) in x's dtype, R >= windows closed (rows past that are to be masked), or None if no window ever

@@ -120,7 +120,7 @@ class DeepseekV4Config:
             self._check_quantizable()
 
     def _check_quantizable(self) -> None:
-        """Refuses sizes that the quantisation simulation has no blocks for, before a pass meets them."""
+        """Refuses sizes that the quantization simulation has no blocks for, before a pass meets them."""
         unrotated = self.head_dim - self.qk_rope_head_dim
         if unrotated % KV_BLOCK:
             raise ValueError(

@@ -24,7 +24,7 @@ def plain_sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
 
     Args:
         logits: (..., N, N) float32.
-        iterations: column normalisations, at least 1.
+        iterations: column normalizations, at least 1.
         eps: added to the matrix once and to every sum.
 
     Returns:

@@ -36,7 +36,7 @@ class Model(nn.Module):
         tokens: mx.array,
         cache: list[LayerCache] | None = None,
         *,
-        taps: tuple[int, ...] = (),
+        tapped_layers: tuple[int, ...] = (),
         probe: Probe | None = None,
     ) -> mx.array | tuple[mx.array, mx.array]:
         """Logits of the token after each input token.
@@ -44,12 +44,12 @@ class Model(nn.Module):
         Args:
             tokens: (B, T) int, at positions ``offset ..`` of the cache.
             cache: from `make_cache`, updated; None for a sequence that starts here.
-            taps: layers whose output is wanted, streams averaged (the capture point of DSpark on V4); `STREAMS` for the
-                last layer's N streams as they are.
+            tapped_layers: layers whose output is wanted, streams averaged (the capture point of DSpark on V4);
+                `STREAMS` for the last layer's N streams as they are.
             probe: collects what training needs.
 
         Returns:
-            Logits (B, T, V) float32; with taps also features (B, T, len(taps) * H), in the order of ``taps``, where
+            Logits (B, T, V) float32; with tapped layers also features (B, T, L * H), in their order, where
             `STREAMS` takes N * H.
         """
         x = self.embed(tokens)
@@ -57,13 +57,13 @@ class Model(nn.Module):
         tapped: dict[int, mx.array] = {}
         for number, layer in enumerate(self.layers):
             streams = layer(streams, tokens, cache[number] if cache else None, probe)
-            if number in taps:
+            if number in tapped_layers:
                 tapped[number] = streams.astype(mx.float32).mean(axis=2).astype(streams.dtype)
         tapped[STREAMS] = streams.flatten(-2)
         logits = self.head(self.norm(self.hc_head(streams))).astype(mx.float32)
-        if not taps:
+        if not tapped_layers:
             return logits
-        return logits, mx.concatenate([tapped[number] for number in taps], axis=-1)
+        return logits, mx.concatenate([tapped[number] for number in tapped_layers], axis=-1)
 
     def make_cache(self, max_rollback: int = 32) -> list[LayerCache]:
         """A fresh cache, one entry a layer.

@@ -23,7 +23,7 @@ class Probe:
     def record_indexer(self, weights: mx.array, scores: mx.array, is_attended: mx.array) -> None:
         """Adds one CSA layer's alignment loss.
 
-        The target is the attention summed over heads and normalised over compressed rows, without gradient; queries
+        The target is the attention summed over heads and normalized over compressed rows, without gradient; queries
         that see no compressed row do not count. Source: DeepSeek-V3.2 report, section 2.1 (equations 3 and 4).
 
         Args:

@@ -1,4 +1,4 @@
-"""The reference's quantisation simulation: what its KV and index rows lose to fp8 and fp4. Off by default.
+"""The reference's quantization simulation: what its KV and index rows lose to fp8 and fp4. Off by default.
 
 Source: DeepSeek-V4's inference kernels (``act_quant``, ``fp4_act_quant``): power-of-two scales per block.
 """

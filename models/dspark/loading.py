@@ -9,7 +9,7 @@ from models.dspark.network import Network
 from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
-from models.quantization import check_format, quantise
+from models.quantization import check_format, quantize
 
 MARK = re.compile(r"mtp\.0\.main_proj\.weight|mtp\.\d+\.confidence_head\.proj\.weight")
 """What tells DSpark: the fusion of the target's features; or, in a drafter without them, the confidence head."""
@@ -47,5 +47,5 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     network = Network(config, target)
     census(expected_tensors(network), headers, folder, "DSpark drafter")
     load_weights(network, headers, target.embed.weight.dtype)
-    quantise(network, quant)
+    quantize(network, quant)
     return network.eval()

@@ -68,7 +68,7 @@ class Network(nn.Module):
 
     Attributes:
         config: sizes.
-        block_size: gamma. window: context rows a block sees. taps: layers of the target it reads, () for none.
+        block_size: gamma. window: context rows a block sees. tapped_layers: layers of the target it reads, () for none.
     """
 
     def __init__(self, config: DSparkConfig, target: Model) -> None:
@@ -77,10 +77,10 @@ class Network(nn.Module):
         self.config = config
         self.block_size = config.block_size
         self.window = block.sliding_window
-        self.taps = config.target_layer_ids
+        self.tapped_layers = config.target_layer_ids
         self.num_stages = config.stages
         self.mtp = [  # the name under which checkpoints keep a drafter
-            FirstStage(config, number) if number == 0 and self.taps else Stage(block, number)
+            FirstStage(config, number) if number == 0 and self.tapped_layers else Stage(block, number)
             for number in range(config.stages)
         ]
         last = self.mtp[-1]
@@ -89,7 +89,7 @@ class Network(nn.Module):
         has_markov = config.markov_rank > 0
         last.markov_head = MarkovHead(block.vocab_size, config.markov_rank) if has_markov else NoMarkovHead()
         last.confidence_head = ConfidenceHead(block.hidden_size, config.markov_rank)
-        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantising or
+        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantizing or
         # counting the one does not reach the other.
         self._embed = lambda tokens: target.embed(tokens)
         self._head = lambda normed: target.head(normed)
@@ -108,13 +108,13 @@ class Network(nn.Module):
         """KV rows that each stage attends to for committed tokens.
 
         Args:
-            features: (B, S, len(taps) * H) the target's tapped outputs at positions ``offset ..``; None without taps.
+            features: (B, S, L * H) the target's tapped outputs at positions ``offset ..``; None without tapped layers.
             offset: position of the first.
 
         Returns:
-            One (B, S, d) array a stage, normed and roped; an empty list without taps.
+            One (B, S, d) array a stage, normed and roped; an empty list without tapped layers.
         """
-        if not self.taps:
+        if not self.tapped_layers:
             return []
         first = self.mtp[0]
         fused = first.main_norm(first.main_proj(features.astype(first.main_norm.weight.dtype)))

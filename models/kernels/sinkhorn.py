@@ -1,4 +1,4 @@
-"""Sinkhorn normalisation of 4 x 4 matrices in one CUDA launch, forward and backward.
+"""Sinkhorn normalization of 4 x 4 matrices in one CUDA launch, forward and backward.
 
 Written as operations, 20 iterations are 120 launches of almost no work and their gradient 300 more; with two sites a
 layer they dominate a pass. Here one thread holds one matrix in registers. The backward pass keeps only the
@@ -111,11 +111,11 @@ def fused_sinkhorn(iterations: int, eps: float):
     """A function from logits (..., 4, 4) float32 to what `models.deepseek_v4.hyper_connection.sinkhorn` gives."""
 
     @mx.custom_function
-    def normalise(logits: mx.array) -> mx.array:
+    def normalize(logits: mx.array) -> mx.array:
         return _launch(False, iterations, eps, logits)
 
-    @normalise.vjp
+    @normalize.vjp
     def gradient(logits: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
         return _launch(True, iterations, eps, logits, cotangent)
 
-    return normalise
+    return normalize

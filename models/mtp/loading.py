@@ -9,7 +9,7 @@ from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.mtp.network import Collapse, Network, block_config
-from models.quantization import check_format, quantise
+from models.quantization import check_format, quantize
 
 SHARED = re.compile(r"mtp\.0\.(emb\..*|head\.weight)")
 """Copies of the target's embedding and head: DeepSeek's own conversion drops them from a checkpoint that has them."""
@@ -81,7 +81,7 @@ def load_mtp(
     network = Network(target, collapse, zero_first_embedding, config)
     census(expected_tensors(network), headers, folder, "MTP block")
     load_weights(network, headers, target.norm.weight.dtype)
-    quantise(network, quant)
+    quantize(network, quant)
     return network.eval()
 
 

@@ -55,7 +55,7 @@ class Network(nn.Module):
 
     Attributes:
         config: of the block.
-        taps: what the target must be tapped for.
+        tapped_layers: what the target must be tapped for.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.config = block_config(target.args) if config is None else config
-        self.taps = (STREAMS,)
+        self.tapped_layers = (STREAMS,)
         self.zero_first_embedding = zero_first_embedding
         self.mtp = [Stage(self.config)]  # the name under which checkpoints keep a drafter
-        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantising or
+        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantizing or
         # counting the one does not reach the other.
         self._embed = lambda tokens: target.embed(tokens)
         self._head = lambda normed: target.head(normed)

@@ -5,26 +5,26 @@ drafter thinks of its next token; ``break_even`` and ``ds4_scheduler`` turn draf
 that are supplied; ``auto`` puts two of them together.
 """
 
-from spec.blocks.auto import AutoBlock
-from spec.blocks.break_even import BreakEvenBlock
-from spec.blocks.confidence import ConfidenceBlock
-from spec.blocks.ds4_scheduler import Ds4SchedulerBlock
-from spec.blocks.fixed import FixedBlock
-from spec.blocks.ladder import CappedBlock, SingleJumpBlock, StagedBlock
+from spec.blocks.auto import AutoPolicy
+from spec.blocks.break_even import BreakEvenPolicy
+from spec.blocks.confidence import ConfidencePolicy
+from spec.blocks.ds4_scheduler import Ds4SchedulerPolicy
+from spec.blocks.fixed import FixedPolicy
+from spec.blocks.ladder import CappedPolicy, SingleJumpPolicy, StagedPolicy
 from spec.blocks.prices import Costs
-from spec.blocks.throughput import ThroughputBlock
-from spec.blocks.window import WindowBlock
+from spec.blocks.throughput import ThroughputPolicy
+from spec.blocks.window import WindowPolicy
 
 __all__ = [
-    "AutoBlock",
-    "BreakEvenBlock",
-    "CappedBlock",
-    "ConfidenceBlock",
+    "AutoPolicy",
+    "BreakEvenPolicy",
+    "CappedPolicy",
+    "ConfidencePolicy",
     "Costs",
-    "Ds4SchedulerBlock",
-    "FixedBlock",
-    "SingleJumpBlock",
-    "StagedBlock",
-    "ThroughputBlock",
-    "WindowBlock",
+    "Ds4SchedulerPolicy",
+    "FixedPolicy",
+    "SingleJumpPolicy",
+    "StagedPolicy",
+    "ThroughputPolicy",
+    "WindowPolicy",
 ]

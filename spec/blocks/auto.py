@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from spec.blocks.break_even import BreakEvenBlock
-from spec.blocks.confidence import ConfidenceBlock
+from spec.blocks.break_even import BreakEvenPolicy
+from spec.blocks.confidence import ConfidencePolicy
 from spec.blocks.policy import check_between
 from spec.protocols import BlockPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoBlock(BreakEvenBlock):
-    """`ConfidenceBlock` inside `BreakEvenBlock`: the one decides how far to draft, the other whether to.
+class AutoPolicy(BreakEvenPolicy):
+    """`ConfidencePolicy` inside `BreakEvenPolicy`: the one decides how far to draft, the other whether to.
 
-    No algorithm of its own, and the bound of `BreakEvenBlock`. Of the length policies tried behind that gate in the
+    No algorithm of its own, and the bound of `BreakEvenPolicy`. Of the length policies tried behind that gate in the
     simulation of ``tests/spec/blocks``: ladders and windows make blocks short before the gate can see that long ones
     pay; Algorithm 1 stops before the second token on machines where the second row is dear and the third free (the
     M3 Ultra's table), although a long block pays there; a threshold does neither. With a drafter that has no confidence
@@ -20,7 +20,7 @@ class AutoBlock(BreakEvenBlock):
 
     Attributes:
         gamma: the full block.
-        inner: replaces the threshold by another policy; None is ``ConfidenceBlock(gamma, threshold)``.
+        inner: replaces the threshold by another policy; None is ``ConfidencePolicy(gamma, threshold)``.
         threshold: probability, 0..1; 0 is off.
 
     Raises:
@@ -37,4 +37,4 @@ class AutoBlock(BreakEvenBlock):
 
     def inner_by_default(self) -> BlockPolicy:
         """The threshold."""
-        return ConfidenceBlock(gamma=self.gamma, threshold=self.threshold)
+        return ConfidencePolicy(gamma=self.gamma, threshold=self.threshold)

@@ -9,7 +9,7 @@ from spec.protocols import BlockPlan, History, Round
 
 
 class BreakEvenState(NamedTuple):
-    """What `BreakEvenBlock` remembers.
+    """What `BreakEvenPolicy` remembers.
 
     Attributes:
         idle: rounds for which drafting stays off; 0 while it is on.
@@ -29,7 +29,7 @@ class BreakEvenState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreakEvenBlock(Gate):
+class BreakEvenPolicy(Gate):
     """Turns drafting off when its rolling net saving is negative, and probes again with exponential back-off.
 
     A drafted round's net saving is the plain decodes that its accepted drafts made needless, less what proposal, verify

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from spec.blocks.policy import LearningBlock, check_between
+from spec.blocks.policy import LearningPolicy, check_between
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceBlock(LearningBlock):
+class ConfidencePolicy(LearningPolicy):
     """Stops at the first position whose own confidence lies below a threshold.
 
     Left to right and position by position, not the product (``dspark.md`` c.6; ds4, DeepSpec). The first position is

@@ -10,7 +10,7 @@ from spec.protocols import BlockPlan, History, Round
 
 
 class Ds4State(NamedTuple):
-    """What `Ds4SchedulerBlock` remembers: the pause, the open window, and two facts about the session.
+    """What `Ds4SchedulerPolicy` remembers: the pause, the open window, and two facts about the session.
 
     Attributes:
         skip: rounds for which drafting stays off.
@@ -34,7 +34,7 @@ class Ds4State(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ds4SchedulerBlock(Gate):
+class Ds4SchedulerPolicy(Gate):
     """Judges windows of rounds and skips some after a bad one; skips after an empty draft; leaves the tail alone.
 
     Source: antirez/ds4, ``DS4_DSPARK_SCHEDULER_*`` (``dspark.md`` c.5), with the order of its rules. ds4 reads a clock;

@@ -7,7 +7,7 @@ from spec.protocols import BlockPlan, History, Round
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedBlock:
+class FixedPolicy:
     """Asks for gamma tokens every round; 0 is plain decoding.
 
     Attributes:

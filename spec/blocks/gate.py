@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from spec.blocks.fixed import FixedBlock
-from spec.blocks.policy import LearningBlock, check_whole
+from spec.blocks.fixed import FixedPolicy
+from spec.blocks.policy import LearningPolicy, check_whole
 from spec.blocks.prices import Costs, Prices
 from spec.protocols import BlockPlan, BlockPolicy, History, Round
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate(LearningBlock):
+class Gate(LearningPolicy):
     """Asks an inner policy for the block, unless it has closed. The inner policy does not see rounds it had no part in.
 
     Attributes:
@@ -37,7 +37,7 @@ class Gate(LearningBlock):
 
     def inner_by_default(self) -> BlockPolicy:
         """The full block every round."""
-        return FixedBlock(gamma=self.gamma)
+        return FixedPolicy(gamma=self.gamma)
 
     @property
     def max_gamma(self) -> int:

@@ -7,11 +7,11 @@ known; here it ends the streak, as does any rejection.
 
 from dataclasses import dataclass
 
-from spec.blocks.policy import LearningBlock, check_whole, was_judged
+from spec.blocks.policy import LearningPolicy, check_whole, was_judged
 from spec.protocols import BlockPlan, History, Round
 
 
-class _Ladder(LearningBlock):
+class _Ladder(LearningPolicy):
     """State: the streak. An early miss ends it; a round without a judged proposal leaves it."""
 
     @property
@@ -36,7 +36,7 @@ class _Ladder(LearningBlock):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleJumpBlock(_Ladder):
+class SingleJumpPolicy(_Ladder):
     """2, then the full block after one full commit; back to 2 on a partial one or an early miss.
 
     The first report measured it at 21.68 tokens/s on prose against 31.31 of plain decoding: one lucky block of 2 is
@@ -53,11 +53,11 @@ class SingleJumpBlock(_Ladder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagedBlock(_Ladder):
+class StagedPolicy(_Ladder):
     """2, 3, then the full block after two consecutive full commits; back to 2 on a partial one or an early miss.
 
-    The first report's follow-up: 22.47 tokens/s on prose. It climbs later than `SingleJumpBlock` and loses for the same
-    reason once there.
+    The first report's follow-up: 22.47 tokens/s on prose. It climbs later than `SingleJumpPolicy` and loses for
+    the same reason once there.
 
     Attributes:
         gamma: the full block.
@@ -70,8 +70,8 @@ class StagedBlock(_Ladder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CappedBlock(_Ladder):
-    """`StagedBlock` that never climbs above a ceiling: the first report's recommendation 1, "block = 2..3".
+class CappedPolicy(_Ladder):
+    """`StagedPolicy` that never climbs above a ceiling: the first report's recommendation 1, "block = 2..3".
 
     Gives up the gain of full blocks on structured text for a smaller loss on prose.
 

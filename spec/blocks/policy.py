@@ -15,7 +15,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningBlock:
+class LearningPolicy:
     """A block policy as three pure functions: ``initial()``, ``plan(history)``, ``after(state, round)``.
 
     A subclass replaces what it needs; left alone, this is the full block every round. A snapshot is the state itself.

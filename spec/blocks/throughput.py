@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from spec.blocks.policy import LearningBlock
+from spec.blocks.policy import LearningPolicy
 from spec.blocks.prices import Costs, Prices
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughputBlock(LearningBlock):
+class ThroughputPolicy(LearningPolicy):
     """Drafts on while the expected throughput strictly rises, and stops at once where it does not.
 
     With survivals a_j = c_1 ... c_j, a proposal of l tokens is expected to yield 1 + a_1 + ... + a_l tokens, so its
@@ -17,7 +17,7 @@ class ThroughputBlock(LearningBlock):
     lets the token decide its own fate (Appendix A: .85, .15 come out instead of .7, .3).
 
     A length of 0 is charged a call of the drafter too, since c_1 is only known once it has run. So this decides how far
-    to draft in a round; whether to run the drafter at all is `BreakEvenBlock`'s question. Learns
+    to draft in a round; whether to run the drafter at all is `BreakEvenPolicy`'s question. Learns
     nothing: early misses and undrafted rounds change nothing. A drafter without confidences is given the full block.
     Confidences are taken at their word; uncalibrated ones give the wrong lengths, never wrong tokens.
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spec.blocks.policy import LearningBlock, check_between, check_whole, was_judged
+from spec.blocks.policy import LearningPolicy, check_between, check_whole, was_judged
 from spec.errors import UserError
 from spec.protocols import BlockPlan, History, Round
 
@@ -16,7 +16,7 @@ class WindowState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowBlock(LearningBlock):
+class WindowPolicy(LearningPolicy):
     """Shrinks below one acceptance rate, grows above another, and holds between: the gap is the hysteresis.
 
     After every judged round, over the last ``window`` of them (fewer at the start): halve when the rate lies below

@@ -12,15 +12,15 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import DraftSampler, Draws, Sampling
+from spec.sampling import DraftSampler, RandomStream, Sampling
 
 
 class DSparkDrafter:
     """Drafts a block by the network's chain, each token after the one before it, with a confidence a token.
 
     Args:
-        network: with ``block_size``, ``window``, ``taps``, ``confidence_temperatures``, ``context_rows(features,
-            offset)`` and ``draft(...)``, as ``models.load_dspark`` returns it.
+        network: with ``block_size``, ``window``, ``tapped_layers``, ``confidence_temperatures``,
+            ``context_rows(features, offset)`` and ``draft(...)``, as ``models.load_dspark`` returns it.
         proposal: ``argmax``, or ``sampled`` from the softmax of the chain's rows.
         temperature: of that softmax, and by default of the target's sampling.
         calibration: which of the checkpoint's fitted temperatures divide the confidence logits: ``greedy`` for argmax
@@ -57,7 +57,7 @@ class DSparkDrafter:
         else:
             divisors = _fitted(network.confidence_temperatures, calibration)
         self._divisors = None if divisors is None else mx.array(divisors)
-        self.taps: tuple[int, ...] = tuple(network.taps)
+        self.tapped_layers: tuple[int, ...] = tuple(network.tapped_layers)
         self.max_gamma: int | None = network.block_size
         self._rows: tuple[mx.array, ...] = ()
         self._length = 0
@@ -77,7 +77,7 @@ class DSparkDrafter:
             target: the model to draft for; its embedding and head are shared.
             load_network: ``models.load_dspark``, given by the configuration so that ``spec`` needs no model code.
             path: the drafter's checkpoint; None takes the one beside the target.
-            quant: format to quantise the network to; None keeps the checkpoint's.
+            quant: format to quantize the network to; None keeps the checkpoint's.
             **options: the drafter's own, ``proposal``, ``temperature`` and ``calibration``.
 
         Raises:
@@ -97,12 +97,12 @@ class DSparkDrafter:
 
         Args:
             tokens: S ids, at the positions that follow those observed before.
-            features: (S, L*H); not looked at where the network taps no layer.
+            features: (S, L*H); not looked at where the network reads no layer.
 
         Raises:
             ValueError: the features are missing or do not match the tokens.
         """
-        if not self.taps:  # a network without context has nothing to remember but where it stands
+        if not self.tapped_layers:  # a network without context has nothing to remember but where it stands
             self._length += len(tokens)
             return
         if features is None or features.shape[0] != len(tokens):
@@ -120,7 +120,9 @@ class DSparkDrafter:
         mx.eval(rows)
         self._rows, self._length = rows, self._length + len(tokens)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """The first ``gamma`` tokens of a block. Forces evaluation: they are inputs of the verify pass.
 
         Raises:

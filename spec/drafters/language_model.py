@@ -13,7 +13,7 @@ from mlx_lm.models.cache import CacheList, RotatingKVCache, make_prompt_cache
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 class LanguageModelDrafter:
@@ -29,7 +29,7 @@ class LanguageModelDrafter:
         UserError: the model's cache cannot take tokens back.
     """
 
-    taps: tuple[int, ...] = ()
+    tapped_layers: tuple[int, ...] = ()
 
     def __init__(self, model: Any, *, max_gamma: int | None = 31) -> None:
         self.model = model
@@ -94,7 +94,9 @@ class LanguageModelDrafter:
             mx.eval([entry.state for entry in self._cache])
             self._length += len(tokens) - held
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """The model's own continuation. Forces evaluation: the tokens are inputs of the verify pass.
 
         Raises:

@@ -12,14 +12,14 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 class MTPDrafter:
     """Drafts by argmax, one pass of the block a token: the first from the target's streams, the others from its own.
 
     Args:
-        network: with ``taps``, ``make_cache(max_rollback)``, ``fill(tokens, streams, cache)`` and
+        network: with ``tapped_layers``, ``make_cache(max_rollback)``, ``fill(tokens, streams, cache)`` and
             ``network(tokens, streams, cache) -> (logits, streams)``, as ``models.load_mtp`` returns it.
     """
 
@@ -27,7 +27,7 @@ class MTPDrafter:
 
     def __init__(self, network: Any) -> None:
         self.network = network
-        self.taps: tuple[int, ...] = tuple(network.taps)
+        self.tapped_layers: tuple[int, ...] = tuple(network.tapped_layers)
         self.reset(0)
 
     @classmethod
@@ -40,7 +40,7 @@ class MTPDrafter:
             target: the model to draft for; its embedding and head are shared.
             load_network: ``models.load_mtp``, given by the configuration so that ``spec`` needs no model code.
             path: the block's checkpoint; None takes the one beside the target.
-            quant: format to quantise the block to; None keeps the checkpoint's.
+            quant: format to quantize the block to; None keeps the checkpoint's.
 
         Raises:
             UserError: no path is given and the target came from none.
@@ -79,7 +79,9 @@ class MTPDrafter:
         mx.eval(self._cache.state, last)
         self._last, self._length = last, self._length + len(tokens)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """A chain of ``gamma`` tokens. Forces evaluation: they are inputs of the verify pass.
 
         Raises:

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 class NgramDrafter:
@@ -24,7 +24,7 @@ class NgramDrafter:
         UserError: not 1 <= n_min <= n_max.
     """
 
-    taps: tuple[int, ...] = ()
+    tapped_layers: tuple[int, ...] = ()
     max_gamma: int | None = None
 
     def __init__(self, *, n_max: int = 4, n_min: int = 2) -> None:
@@ -41,7 +41,9 @@ class NgramDrafter:
         """Appends committed tokens."""
         self._tokens.extend(tokens)
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """What followed the ending last time; fewer than gamma tokens if the text ends before."""
         text = self._tokens + array("l", [anchor])
         width = text.itemsize

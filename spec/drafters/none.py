@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 class NoneDrafter:
     """Proposes nothing and remembers nothing."""
 
-    taps: tuple[int, ...] = ()
+    tapped_layers: tuple[int, ...] = ()
     max_gamma: int | None = None
 
     def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
@@ -20,7 +20,9 @@ class NoneDrafter:
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers nothing."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """An empty proposal."""
         return Proposal(reason="there is no drafter")
 

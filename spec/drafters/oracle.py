@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Admits, Proposal
-from spec.sampling import Draws
+from spec.sampling import RandomStream
 
 
 class OracleDrafter:
@@ -22,7 +22,7 @@ class OracleDrafter:
         UserError: accept_rate lies outside 0..1.
     """
 
-    taps: tuple[int, ...] = ()
+    tapped_layers: tuple[int, ...] = ()
     max_gamma: int | None = None
 
     def __init__(self, *, accept_rate: float = 1.0) -> None:
@@ -48,7 +48,9 @@ class OracleDrafter:
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         """Remembers nothing: it knows already."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         """The known tokens after ``position``, some of them replaced."""
         first = position + 1 - self._start
         known = self._known[first : first + gamma]

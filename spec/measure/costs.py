@@ -17,7 +17,7 @@ from spec.protocols import ReplayKind
 
 
 def on_curve(points: Mapping[int, float], at: int) -> float:
-    """A measured curve at any point: straight between neighbours, along the last stretch (if it rises) beyond it.
+    """A measured curve at any point: straight between neighbors, along the last stretch (if it rises) beyond it.
 
     Args:
         points: value by abscissa, in rising order, at least one.

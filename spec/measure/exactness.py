@@ -68,7 +68,7 @@ def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], 
     """
     target.reset()
     for tokens_before in prefill_chunks(prompt, chunk):
-        target.absorb(tokens_before)
+        target.prefill(tokens_before)
     rows = []
     for token in (prompt[-1], *tokens[:-1]):
         rows.append(target.forward([token]).logits[0].astype(mx.float32))

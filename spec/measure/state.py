@@ -54,7 +54,7 @@ class StateCheck:
         self._prompt_id, self._tokens = prompt_id, list(prompt)
         self._shadow.reset()
         for chunk in prefill_chunks(prompt, self._chunk):
-            self._shadow.absorb(chunk)
+            self._shadow.prefill(chunk)
 
     def after(self, finished: Round) -> None:
         """Compares once a round, or the prefill, has ended. Forces evaluation of every row."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling
+from spec.sampling import RandomStream, Sampling
 from spec.verifiers.rejection import bonus, correct, log_ratios, residual
 from spec.verifiers.rows import target_rows
 
@@ -73,7 +73,7 @@ class BlockVerifier:
         proposal: Proposal,
         target_logits: mx.array,
         position: int,
-        draws: Draws,
+        draws: RandomStream,
         committed: Sequence[int] = (),
     ) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation: the next step depends on the draws.

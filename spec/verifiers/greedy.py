@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from spec.errors import UserError
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling
+from spec.sampling import RandomStream, Sampling
 from spec.verifiers.rows import processed_rows
 
 
@@ -36,7 +36,7 @@ class GreedyVerifier:
         proposal: Proposal,
         target_logits: mx.array,
         position: int,
-        draws: Draws,
+        draws: RandomStream,
         committed: Sequence[int] = (),
     ) -> Verdict:
         """See `spec.protocols.Verifier`; draws are not used. Forces evaluation: the next step depends on the choice.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling
+from spec.sampling import RandomStream, Sampling
 from spec.verifiers.rows import target_rows
 
 
@@ -44,7 +44,7 @@ def acceptance(target: mx.array, draft: mx.array, tokens: tuple[int, ...]) -> li
 
 
 def residual(target: mx.array, draft: mx.array) -> mx.array:
-    """Log of max(p - q, 0), not normalised.
+    """Log of max(p - q, 0), not normalized.
 
     Args:
         target: (..., V) float32, log p.
@@ -57,13 +57,13 @@ def residual(target: mx.array, draft: mx.array) -> mx.array:
     return mx.where(target > draft, target + mx.log(-mx.expm1(mx.minimum(draft - target, 0))), -mx.inf)
 
 
-def correct(accepted: int, target: mx.array, excess: mx.array, position: int, draws: Draws) -> Verdict:
+def correct(accepted: int, target: mx.array, excess: mx.array, position: int, draws: RandomStream) -> Verdict:
     """Draws the correction token. Forces evaluation.
 
     Args:
         accepted: length of the prefix that stands.
         target: (V,) float32, log p after it.
-        excess: (V,) float32, log of the residual, not normalised.
+        excess: (V,) float32, log of the residual, not normalized.
         position: absolute position of the correction.
         draws: of the generation.
     """
@@ -73,7 +73,7 @@ def correct(accepted: int, target: mx.array, excess: mx.array, position: int, dr
     return Verdict(accepted=accepted, next_token=token, kind="correction", has_no_residual=bool(is_empty.item()))
 
 
-def bonus(accepted: int, target: mx.array, position: int, draws: Draws) -> Verdict:
+def bonus(accepted: int, target: mx.array, position: int, draws: RandomStream) -> Verdict:
     """Draws the token after a proposal that stands whole. Arguments as `correct`."""
     return Verdict(accepted=accepted, next_token=int(draws.categorical(target, position, "bonus")), kind="bonus")
 
@@ -93,7 +93,7 @@ class RejectionVerifier:
         proposal: Proposal,
         target_logits: mx.array,
         position: int,
-        draws: Draws,
+        draws: RandomStream,
         committed: Sequence[int] = (),
     ) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation: the next step depends on the draws.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from spec.protocols import Proposal, Verdict
-from spec.sampling import Draws, Sampling
+from spec.sampling import RandomStream, Sampling
 from spec.verifiers.rows import target_rows
 
 
@@ -29,7 +29,7 @@ class SampleMatchVerifier:
         proposal: Proposal,
         target_logits: mx.array,
         position: int,
-        draws: Draws,
+        draws: RandomStream,
         committed: Sequence[int] = (),
     ) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation a row at a time: no token is drawn that is not emitted.

@@ -13,7 +13,7 @@ from experiments.calibrate import disjoint, judge, main
 from experiments.evaluation.continuations import Continuation, load_continuations
 from experiments.evaluation.scored import Scored, score
 from models import load_dspark, load_model
-from spec import Draws, DSparkDrafter
+from spec import DSparkDrafter, RandomStream
 from spec.errors import UserError
 from tests.experiments.test_acceptance import composed, write_generations
 from tests.spec.doubles import session
@@ -62,7 +62,7 @@ def test_temperatures_are_stored_and_used(
 
     model = load_model(folder)
     network = load_dspark(folder, target=model)
-    features = session(model, raw).absorb([1, 2, 3])
+    features = session(model, raw).prefill([1, 2, 3])
     said = {}
     for name, drafter in (
         ("raw", raw),
@@ -70,7 +70,7 @@ def test_temperatures_are_stored_and_used(
         ("matched", DSparkDrafter(network, temperature=0.7, calibration="auto")),
     ):
         drafter.observe([1, 2, 3], features)
-        said[name] = drafter.propose(4, 3, 5, Draws())
+        said[name] = drafter.propose(4, 3, 5, RandomStream())
     logits = np.log(said["raw"].confidence) - np.log1p(-np.array(said["raw"].confidence))
     for name in ("greedy", "matched"):
         assert said[name].tokens == said["raw"].tokens

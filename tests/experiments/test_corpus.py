@@ -93,13 +93,13 @@ def test_listings_and_fragments_are_not_prose(text):
 
 
 def test_r_string_vectors_are_read():
-    def serialise(lines):
+    def serialize(lines):
         body = b"X\n" + struct.pack(">iii", 3, 0x40201, 0x30500) + struct.pack(">i", 5) + b"UTF-8"
         body += struct.pack(">ii", 16, len(lines))
         body += b"".join(struct.pack(">ii", 0x40009, len(line.encode())) + line.encode() for line in lines)
         return struct.pack(">I", len(body)) + zlib.compress(body)
 
-    database = serialise(["EMMA", "", "It was", "cold."]) + serialise(["Two"])
+    database = serialize(["EMMA", "", "It was", "cold."]) + serialize(["Two"])
     assert list(r_character_vectors(database)) == [["EMMA", "", "It was", "cold."], ["Two"]]
     assert unwrap(["EMMA", "", " It was ", "cold."]) == ["EMMA", "It was cold."]
 

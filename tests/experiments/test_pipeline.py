@@ -24,7 +24,7 @@ from experiments.data.documents import CLASSES, SPLITS, file_sha256, train_diges
 from experiments.data.generations import Generations, load_generations
 from experiments.training.curves import read_log
 from models import load, load_dspark, load_model, load_mtp
-from spec import Draws, DSparkDrafter
+from spec import DSparkDrafter, RandomStream
 from spec.measure import read_lines
 from spec.prompts import encode, load_prompts
 
@@ -301,13 +301,13 @@ def check_calibration(step: Step) -> None:
     assert results.keys() == temperatures.keys()
     assert all(set(result["judged"]) == {"all", *CLASSES} for result in results.values())
     network = load_dspark(target=load_model(PAIR, "float32"))
-    features = mx.random.normal((9, len(network.taps) * TARGET_SIZES["hidden_size"]), key=mx.random.key(0))
+    features = mx.random.normal((9, len(network.tapped_layers) * TARGET_SIZES["hidden_size"]), key=mx.random.key(0))
     logits = {}
     for name in (None, *temperatures):
         drafter = DSparkDrafter(network, calibration=name)
         drafter.reset(9)
         drafter.observe(range(9), features)
-        sure = np.array(drafter.propose(20, 9, GAMMA, Draws(seed=0)).confidence)
+        sure = np.array(drafter.propose(20, 9, GAMMA, RandomStream(seed=0)).confidence)
         logits[name] = np.log(sure / (1 - sure))
     for name, divisors in temperatures.items():
         np.testing.assert_allclose(logits[name] * divisors, logits[None], rtol=1e-3, atol=1e-3)

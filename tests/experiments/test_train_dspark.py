@@ -13,10 +13,10 @@ from experiments import train_dspark
 from experiments.train_dspark import Weights, judge_blocks
 from experiments.training import curves
 from experiments.training.batches import BlockSampler
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from models import Model, load_dspark, load_model
 from models.dspark import Network
-from spec import Draws, DSparkDrafter, UserError, collect
+from spec import DSparkDrafter, RandomStream, UserError, collect
 from tests.experiments.training_toys import (
     CLASSES,
     DRAFTER,
@@ -48,7 +48,7 @@ def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
     network = toy_network(target)
     network.markov_head.markov_w2.weight = mx.random.normal((VOCABULARY, 8), key=mx.random.key(7))
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)
-    logits, features = target(tokens, taps=network.taps)
+    logits, features = target(tokens, tapped_layers=network.tapped_layers)
     context = [rows[:, -network.window :] for rows in network.context_rows(features[:, :anchor])]
     block = network.block(tokens[:, anchor], anchor, context)
     text = np.array(tokens)[0]
@@ -94,7 +94,7 @@ def test_only_the_window_before_the_anchor_counts() -> None:
     """In training as in drafting; the target itself sees further, so its features are what is changed here."""
     target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
-    logits, features = target(tokens, taps=network.taps)
+    logits, features = target(tokens, tapped_layers=network.tapped_layers)
 
     def overlap(changed: int) -> mx.array:
         values = mx.where(mx.arange(LENGTH)[:, None] == changed, features + 1.0, features)
@@ -119,7 +119,7 @@ def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
         anchors = mx.array([[5, 20, 40]])
         return train_dspark.loss_function(network, frozen, Weights(), parameters, None, tokens, anchors, {})[0]
 
-    logits, features = target(tokens, taps=network.taps)
+    logits, features = target(tokens, tapped_layers=network.tapped_layers)
     own, of_features, of_logits = mx.grad(loss, argnums=(0, 1, 2))(network.trainable_parameters(), features, logits)
     assert not of_features.any()
     assert not of_logits.any()
@@ -185,14 +185,14 @@ def test_ablations_train_load_and_draft(
     settings = {f"model.{key}": value for key, value in changes.items()}
     target, network = train_drafter(data, target_folder, tmp_path, monkeypatch, **settings)
     wanted = DRAFTER | changes
-    rank, taps, gamma = (wanted[f"dspark_{key}"] for key in ("markov_rank", "target_layer_ids", "block_size"))
+    rank, tapped_layers, gamma = (wanted[f"dspark_{key}"] for key in ("markov_rank", "target_layer_ids", "block_size"))
     names = read_tensors(tmp_path / "checkpoint", "mtp")
     assert any("markov" in name for name in names) == (rank > 0)
-    assert any("main_" in name for name in names) == bool(taps)
+    assert any("main_" in name for name in names) == bool(tapped_layers)
     assert names["mtp.1.confidence_head.proj.weight"].shape == (1, 32 + rank)
-    assert (network.taps, network.block_size) == (tuple(taps), gamma)
+    assert (network.tapped_layers, network.block_size) == (tuple(tapped_layers), gamma)
     started = Network(network.config, target)
-    initialise(started, 2, 2)
+    initialize(started, 2, 2)
     moved = [
         not mx.array_equal(ours, theirs.astype(ours.dtype))
         for (_, ours), (_, theirs) in zip(
@@ -209,8 +209,10 @@ def test_ablations_train_load_and_draft(
     assert result.tokens == plain
     assert any(item.proposed for item in result.rounds)
     again = DSparkDrafter(network)  # what a round proposes is a function of the tokens before it
-    again.observe(prompt, target(mx.array([prompt]), taps=network.taps)[1][0] if taps else None)
-    proposal = again.propose(plain[0], len(prompt), gamma, Draws())
+    again.observe(
+        prompt, target(mx.array([prompt]), tapped_layers=network.tapped_layers)[1][0] if tapped_layers else None
+    )
+    proposal = again.propose(plain[0], len(prompt), gamma, RandomStream())
     assert len(proposal.tokens) == len(proposal.confidence) == gamma
 
 
@@ -232,7 +234,7 @@ def test_a_block_without_features_sees_its_own_rows_alone() -> None:
 def test_a_draft_without_markov_head_is_the_argmax_of_each_row() -> None:
     target = random_model(tiny_config(vocab_size=VOCABULARY))
     network = toy_network(target, dspark_markov_rank=0)
-    _, features = target(random_tokens(30, vocab_size=VOCABULARY), taps=network.taps)
+    _, features = target(random_tokens(30, vocab_size=VOCABULARY), tapped_layers=network.tapped_layers)
     context = [rows[:, -network.window :] for rows in network.context_rows(features)]
     block, drafted = network.block(mx.array([7]), 30, context), network.draft(mx.array([7]), 30, context)
     assert mx.array_equal(drafted.logits, block.logits)

@@ -19,11 +19,11 @@ from experiments import train_mtp
 from experiments.train_mtp import Weights, judge_chains, loss_function
 from experiments.train_target import Balancer
 from experiments.training import curves
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from experiments.training.loop import Plan, Trainer
 from models import Model, load_dspark, load_model, load_mtp
 from models.mtp import Network
-from spec import FixedBlock, MTPDrafter, collect
+from spec import FixedPolicy, MTPDrafter, collect
 from spec.errors import UserError
 from tests.random_models import random_model, random_mtp, random_tokens, tiny_config
 from tests.spec.doubles import make_loop, session
@@ -120,7 +120,7 @@ def test_what_was_trained_loads_and_drafts(trained: Path) -> None:
     plain = collect(make_loop(session(target)).rounds(prompt, max_tokens=20)).tokens
     drafter = MTPDrafter.load(target, load_mtp)
     loop = make_loop(session(target, drafter, 3), drafter, 3)
-    assert loop.block == FixedBlock(gamma=3)
+    assert loop.block == FixedPolicy(gamma=3)
     rounds = list(loop.rounds(prompt, max_tokens=20))
     assert tuple(token for item in rounds for token in item.tokens) == plain
     assert any(item.proposed for item in rounds)
@@ -231,7 +231,7 @@ def toy_plan(**changes: Any) -> Plan:
 def toy_pair(seed: int = 4) -> tuple[Model, Network]:
     target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
     network = Network(target)
-    initialise(network, 1, seed)
+    initialize(network, 1, seed)
     target.freeze()
     return target, network.train()
 
@@ -247,7 +247,7 @@ def test_a_chain_is_judged_by_the_formulas(anchor: int) -> None:
     target = random_model(tiny_config(vocab_size=VOCABULARY))
     network = random_mtp(target)
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)
-    logits, streams = target(tokens, taps=network.taps)
+    logits, streams = target(tokens, tapped_layers=network.tapped_layers)
     cache, drafted = network.make_cache(max_rollback=0), []
     network.fill(tokens[:, 1:anchor], streams[:, : anchor - 1], cache)
     current = streams[:, anchor - 1 : anchor]
@@ -275,7 +275,7 @@ def test_a_chain_is_judged_by_the_formulas(anchor: int) -> None:
 def test_every_parameter_learns_and_none_of_the_target_s() -> None:
     target, network = toy_pair()
     tokens, anchors = random_tokens(LENGTH, vocab_size=VOCABULARY, batch=2), mx.array([[5, 20, 40], [2, 30, 33]])
-    logits, streams = target(tokens, taps=network.taps)
+    logits, streams = target(tokens, tapped_layers=network.tapped_layers)
 
     def loss(parameters: dict, values: mx.array, wanted: mx.array) -> mx.array:
         def frozen(*_: Any, **__: Any) -> tuple[mx.array, mx.array]:
@@ -300,7 +300,7 @@ def test_the_gradient_is_the_loss_s_slope() -> None:
     parameters = network.trainable_parameters()
     # Which experts are chosen may flip along the way: with all of them chosen none can.
     network.mtp[0].ffn.gate.topk = network.config.n_routed_experts
-    logits, streams = target(tokens, taps=network.taps)
+    logits, streams = target(tokens, tapped_layers=network.tapped_layers)
 
     def loss(values: list[mx.array]) -> mx.array:
         parts = {name: value for (name, _), value in zip(tree_flatten(parameters), values, strict=True)}

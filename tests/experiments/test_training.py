@@ -78,9 +78,9 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_trained_loads_and_drafts(trained: Path) -> None:
     target = load_model(trained / "checkpoint", "float32")
     network = load_dspark(target=target)
-    assert (network.num_stages, network.block_size, network.taps) == (2, 4, (1, 2))
+    assert (network.num_stages, network.block_size, network.tapped_layers) == (2, 4, (1, 2))
     tokens = random_tokens(30, vocab_size=VOCABULARY)
-    logits, features = target(tokens, taps=network.taps)
+    logits, features = target(tokens, tapped_layers=network.tapped_layers)
     context = [rows[:, -network.window :] for rows in network.context_rows(features[:, :29])]
     drafted = network.draft(tokens[:, 29], 29, context)
     assert drafted.tokens.shape == (1, 4)

@@ -1,4 +1,4 @@
-"""The optimisation loop: parameters as vectors, decay and dtypes, the learning rate, clipping."""
+"""The optimization loop: parameters as vectors, decay and dtypes, the learning rate, clipping."""
 
 import math
 from functools import partial

@@ -13,7 +13,7 @@ import experiments
 from experiments import train_target
 from experiments.training import curves
 from experiments.training.batches import WindowSampler
-from experiments.training.initial import initialise
+from experiments.training.initial import initialize
 from experiments.training.loop import Plan
 from models import DeepseekV4Config, Model
 from models.dspark import DSparkConfig, Network
@@ -130,13 +130,13 @@ def write_checkpoint(folder: Path) -> Path:
     """A target of random weights as `experiments.train_target` writes it; returns the folder."""
     values = OmegaConf.to_container(toy_config("train_target", folder, folder).model, resolve=True)
     model = Model(DeepseekV4Config.from_dict(values))
-    initialise(model, model.args.num_hidden_layers, 3)
+    initialize(model, model.args.num_hidden_layers, 3)
     train_target.export(model, folder, values)
     return folder
 
 
 def state_of(folder: Path) -> dict[str, np.ndarray]:
-    """Everything that a run remembers: weights, optimiser, selection biases."""
+    """Everything that a run remembers: weights, optimizer, selection biases."""
     return {name: np.array(array) for name, array in mx.load(str(folder / "run" / "state.safetensors")).items()}
 
 
@@ -163,13 +163,13 @@ def toy_plan(**changes: Any) -> Plan:
 
 def toy_model(**changes: Any) -> Model:
     model = Model(tiny_config(**(SIZES | {"compress_ratios": (0, 4, 16)} | changes)))
-    initialise(model, model.args.num_hidden_layers, 3)
+    initialize(model, model.args.num_hidden_layers, 3)
     return model.train()
 
 
 def toy_network(target: Model, **changes: Any) -> Network:
     network = Network(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
-    initialise(network, 2, 4)
+    initialize(network, 2, 4)
     return network.train()
 
 

@@ -169,7 +169,7 @@ def test_a_whole_number_may_stand_for_a_fraction() -> None:
         ({"head_dim": 72, "index_head_dim": 16}, "index_head_dim to be a power of two of at least 32, got 16"),
     ],
 )
-def test_sizes_that_the_quantisation_simulation_has_no_blocks_for(changes: dict, wanted: str) -> None:
+def test_sizes_that_the_quantization_simulation_has_no_blocks_for(changes: dict, wanted: str) -> None:
     assert not tiny_config(**changes).simulate_quantization
     with pytest.raises(ValueError, match=f"simulate_quantization needs {wanted}: set simulate_quantization to false"):
         tiny_config(**changes, simulate_quantization=True)

@@ -98,7 +98,7 @@ def test_confidence_after_the_norm_is_an_option(target: Model, folder: Path, ref
 def test_target_and_drafter_together_give_the_reference_s_drafts(
     target: Model, network: Network, reference: dict
 ) -> None:
-    _, features = target(mx.array(reference["tokens"])[None], taps=network.taps)
+    _, features = target(mx.array(reference["tokens"])[None], tapped_layers=network.tapped_layers)
     assert_close(features[0], reference["features"])
     first = network.mtp[0]
     assert_close(first.main_norm(first.main_proj(features))[0], reference["context"])
@@ -143,23 +143,25 @@ def test_taps_are_the_streams_mean_after_a_layer(target: Model) -> None:
     for layer in target.layers:
         streams = layer(streams, TOKENS, None)
         outputs.append(streams.mean(axis=2))
-    _, features = target(TOKENS, taps=(2, 4))
+    _, features = target(TOKENS, tapped_layers=(2, 4))
     assert_close(features, mx.concatenate([outputs[2], outputs[4]], axis=-1))
-    _, entering = target(TOKENS, taps=(1, 3))  # the outputs of 1 and 3 are what enters 2 and 4
+    _, entering = target(TOKENS, tapped_layers=(1, 3))  # the outputs of 1 and 3 are what enters 2 and 4
     assert mx.abs(features - entering).max().item() > 0.1
 
 
 def test_the_drafter_asks_for_the_layers_of_its_config_in_their_order(target: Model, folder: Path) -> None:
-    assert load_dspark(folder, target=target).taps == (2, 3, 4)
+    assert load_dspark(folder, target=target).tapped_layers == (2, 3, 4)
     change_config(folder, dspark_target_layer_ids=[4, 0, 3])
-    assert load_dspark(folder, target=target).taps == (4, 0, 3)
+    assert load_dspark(folder, target=target).tapped_layers == (4, 0, 3)
 
 
-@pytest.mark.parametrize("taps", [(1, 2, 3), (4, 3, 2), (3, 2, 4)], ids=["entering", "reversed", "two swapped"])
+@pytest.mark.parametrize(
+    "tapped_layers", [(1, 2, 3), (4, 3, 2), (3, 2, 4)], ids=["entering", "reversed", "two swapped"]
+)
 def test_features_of_other_layers_give_other_drafts(
-    target: Model, network: Network, reference: dict, taps: tuple[int, ...]
+    target: Model, network: Network, reference: dict, tapped_layers: tuple[int, ...]
 ) -> None:
-    _, features = target(mx.array(reference["tokens"])[None], taps=taps)
+    _, features = target(mx.array(reference["tokens"])[None], tapped_layers=tapped_layers)
     changed = 0
     for case, position in enumerate(reference["positions"].tolist()):
         context = context_before(network, features, position + 1)
@@ -183,7 +185,7 @@ def run_stages(network: Network, x: mx.array, position: int, context: list[mx.ar
 
 @pytest.mark.parametrize("changed", range(5))
 def test_every_row_of_a_block_sees_every_other(target: Model, network: Network, changed: int) -> None:
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)
     x = target.embed(TOKENS[:, 30:35])
     other = x + mx.where(mx.arange(5)[:, None] == changed, 0.5, 0.0)
@@ -192,7 +194,7 @@ def test_every_row_of_a_block_sees_every_other(target: Model, network: Network, 
 
 
 def test_one_attention_is_not_causal_in_the_block_and_sees_all_its_context(target: Model, network: Network) -> None:
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)[1]
     attention, x = network.mtp[1].attn, target.embed(TOKENS[:, 30:35])
     plain = attention(x, 30, context, None)
@@ -207,7 +209,7 @@ def test_one_attention_is_not_causal_in_the_block_and_sees_all_its_context(targe
 
 def test_a_context_row_belongs_to_its_own_position_alone(target: Model, network: Network) -> None:
     """So a token older than the window, whose row is cut off, changes nothing."""
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     position, window, anchor = 30, network.window, TOKENS[:, 30]
     plain = network.draft(anchor, position, context_before(network, features, position))
     for changed, is_seen in ((position - window - 1, False), (position - window, True), (position - 1, True)):
@@ -217,7 +219,7 @@ def test_a_context_row_belongs_to_its_own_position_alone(target: Model, network:
 
 
 def test_context_rows_are_the_same_in_one_call_and_in_several(target: Model, network: Network) -> None:
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     whole = network.context_rows(features)
     assert [rows.shape for rows in whole] == [(1, 40, 24)] * 3
     parts = [network.context_rows(features[:, first : first + 8], first) for first in range(0, 40, 8)]
@@ -226,7 +228,7 @@ def test_context_rows_are_the_same_in_one_call_and_in_several(target: Model, net
 
 
 def test_a_block_leaves_nothing_behind(target: Model, network: Network) -> None:
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)
     before = [np.array(rows) for rows in context]
     first = network.draft(TOKENS[:, 30], 30, context)
@@ -242,7 +244,7 @@ def test_a_block_leaves_nothing_behind(target: Model, network: Network) -> None:
 
 def test_context_features_enter_as_rows_of_attention_only(target: Model, network: Network) -> None:
     """A block whose context rows are all masked depends on no feature."""
-    _, features = target(TOKENS, taps=network.taps)
+    _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context, anchor = context_before(network, features, 30), TOKENS[:, 30]
     masked = network.block(anchor, 30, context, mx.zeros((1, network.window), dtype=mx.bool_))
     alone = network.block(anchor, 30, [mx.zeros((1, 0, 24))] * 3)
@@ -394,7 +396,7 @@ def test_a_drafter_without_features_or_markov_head_lacks_their_tensors(target: M
 
     change_tensors(folder, change)
     network = load_dspark(folder, target=target)
-    assert (network.taps, network.num_stages) == ((), 3)
+    assert (network.tapped_layers, network.num_stages) == ((), 3)
     drafted = network.draft(TOKENS[:, 30], 30, network.context_rows(None))
     assert drafted.tokens.shape == drafted.confidence.shape == (1, 5)
 
@@ -444,8 +446,8 @@ def test_target_and_drafter_go_through_one_folder(
 
     again = load_model(tmp_path)
     drafter = load_dspark(target=again)
-    logits, features = target(TOKENS, taps=network.taps)
-    same_logits, same_features = again(TOKENS, taps=drafter.taps)
+    logits, features = target(TOKENS, tapped_layers=network.tapped_layers)
+    same_logits, same_features = again(TOKENS, tapped_layers=drafter.tapped_layers)
     assert mx.array_equal(same_logits, logits)
     drafts = [
         of.draft(TOKENS[:, 30], 30, context_before(of, seen, 30))

@@ -276,7 +276,7 @@ def test_a_missing_key_of_the_rope_scaling_is_named(checkpoint: Path, key: str) 
     assert f"rope_scaling has no {key}" in refusal(checkpoint)
 
 
-def test_simulated_quantisation_of_unsuitable_sizes_is_refused_before_weights_are_read(checkpoint: Path) -> None:
+def test_simulated_quantization_of_unsuitable_sizes_is_refused_before_weights_are_read(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     change_config(checkpoint, simulate_quantization=True)
     assert "simulate_quantization needs head_dim - qk_rope_head_dim in multiples of 64" in refusal(checkpoint)

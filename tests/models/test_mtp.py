@@ -140,7 +140,7 @@ def test_target_and_block_together_give_the_reference_s_logits(
     target: Model, network: Network, reference: dict
 ) -> None:
     tokens = mx.array(reference["tokens"])[None]
-    _, streams = target(tokens, taps=network.taps)
+    _, streams = target(tokens, tapped_layers=network.tapped_layers)
     assert_close(streams[0], reference["streams"])
     logits, _ = network(tokens[:, 1:], streams[:, :-1])
     assert_close(logits[0], reference["logits"])
@@ -151,14 +151,14 @@ def test_target_and_block_together_give_the_reference_s_logits(
 
 def test_the_streams_tap_stands_beside_layers_and_changes_nothing(target: Model) -> None:
     tokens, last = random_tokens(40, vocab_size=96), target.args.num_hidden_layers - 1
-    logits, streams = target(tokens, taps=(STREAMS,))
+    logits, streams = target(tokens, tapped_layers=(STREAMS,))
     wide = streams.reshape(1, 40, target.args.hc_mult, -1)
     assert mx.array_equal(logits, target(tokens))
     assert mx.array_equal(target.head(target.norm(target.hc_head(wide))), logits)
-    _, mean = target(tokens, taps=(last,))
+    _, mean = target(tokens, tapped_layers=(last,))
     assert mx.array_equal(wide.mean(axis=2), mean)
-    _, joined = target(tokens, taps=(last, STREAMS, 2))
-    _, other = target(tokens, taps=(2,))
+    _, joined = target(tokens, tapped_layers=(last, STREAMS, 2))
+    _, other = target(tokens, tapped_layers=(2,))
     assert mx.array_equal(joined, mx.concatenate([mean, streams, other], axis=-1))
 
 
@@ -168,7 +168,7 @@ def test_the_streams_tap_stands_beside_layers_and_changes_nothing(target: Model)
 def test_filled_rows_are_those_of_a_pass(tiny_model: Model) -> None:
     network, window = random_mtp(tiny_model), tiny_model.args.sliding_window
     tokens = random_tokens(60)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     run = network.make_cache()
     network(tokens[:, 1:], streams[:, :-1], run)
     for widths in ([59], [1] * 59, [5, 44, 10], [50, 0, 9]):
@@ -184,7 +184,7 @@ def test_filled_rows_are_those_of_a_pass(tiny_model: Model) -> None:
 def test_drafted_slots_can_be_trimmed(tiny_model: Model) -> None:
     network = random_mtp(tiny_model)
     tokens = random_tokens(60)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     cache = network.make_cache(max_rollback=5)
     network.fill(tokens[:, 1:31], streams[:, :30], cache)
     for offset in range(30, 58):
@@ -200,7 +200,7 @@ def test_drafted_slots_can_be_trimmed(tiny_model: Model) -> None:
 def test_only_the_window_is_seen(tiny_model: Model) -> None:
     network, window = random_mtp(tiny_model), tiny_model.args.sliding_window
     tokens = random_tokens(40)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     plain, _ = network(tokens[:, 1:], streams[:, :-1])
     for slot, is_seen in ((38 - window, False), (39 - window, True), (38, True)):
         other = streams + mx.where(mx.arange(40)[:, None] == slot, random_streams(streams.shape), 0.0)
@@ -248,7 +248,7 @@ def test_chains_are_those_of_the_cache(
     network.zero_first_embedding = zero_first_embedding
     network.train(is_training)  # every expert, or the chosen ones
     tokens = random_tokens(60, batch=2)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     anchors = mx.array([[1, 2, 12, 13, 45], [7, 30, 14, 1, 60 - depth]])
     found = network.chains(tokens, streams, anchors, depth)
     assert (found.shape, found.dtype) == ((10, depth, tiny_model.args.vocab_size), mx.float32)
@@ -272,7 +272,7 @@ def test_many_chains_are_the_reference_s(network: Network, reference: dict) -> N
 def test_chains_count_every_step_s_experts(tiny_model: Model) -> None:
     network, probe = random_mtp(tiny_model), Probe()
     tokens = random_tokens(30)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     network.chains(tokens, streams, mx.array([[3, 9]]), 4, probe)
     assert probe.load[0].sum().item() == 2 * 4 * network.config.num_experts_per_tok
 
@@ -280,7 +280,7 @@ def test_chains_count_every_step_s_experts(tiny_model: Model) -> None:
 def test_no_row_past_the_chain_is_read(tiny_model: Model) -> None:
     """Neither tokens after the last one fed nor streams from the anchor on, which drafting cannot know."""
     network, tokens = random_mtp(tiny_model), random_tokens(40)
-    _, streams = tiny_model(tokens, taps=network.taps)
+    _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     anchors = mx.array([[20]])
     plain = network.chains(tokens, streams, anchors, 3)
 
@@ -310,7 +310,7 @@ def test_beside_dspark_the_block_lies_in_a_sub_folder(checkpoint: Path, mtp_chec
     assert "are DSpark" in refusal(None, target)
     shutil.copytree(mtp_checkpoint, tmp_path / "mtp")
     tokens = random_tokens(9, vocab_size=96)
-    _, streams = target(tokens, taps=(STREAMS,))
+    _, streams = target(tokens, tapped_layers=(STREAMS,))
     expected = load_mtp(mtp_checkpoint, target=target)(tokens, streams)[0]
     for path in (None, tmp_path, tmp_path / "mtp"):
         assert mx.array_equal(load_mtp(path, target=target)(tokens, streams)[0], expected)

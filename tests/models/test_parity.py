@@ -24,13 +24,13 @@ fixtures = pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One checkpoint and what transformers computed for it: logits (B, S, V) and streams' means (B, S, taps * H)."""
+    """One checkpoint and what transformers computed for it: logits (B, S, V), streams' means (B, S, L * H)."""
 
     model: Model
     tokens: mx.array
     logits: np.ndarray
     hidden: np.ndarray
-    taps: tuple[int, ...]
+    tapped_layers: tuple[int, ...]
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def reference(folder: Path) -> Reference:
             tokens=mx.array(arrays["tokens"]),
             logits=arrays["logits"],
             hidden=hidden.reshape(*hidden.shape[:2], -1),
-            taps=tuple(arrays["tapped_layers"].tolist()),
+            tapped_layers=tuple(arrays["tapped_layers"].tolist()),
         )
 
 
@@ -51,7 +51,7 @@ def assert_parity(known: Reference, widths: list[int], max_rollback: int = 0) ->
     cache = known.model.make_cache(max_rollback)
     logits, features, offset = [], [], 0
     for width in widths:
-        found = known.model(known.tokens[:, offset : offset + width], cache=cache, taps=known.taps)
+        found = known.model(known.tokens[:, offset : offset + width], cache=cache, tapped_layers=known.tapped_layers)
         mx.eval(found)
         logits.append(found[0])
         features.append(found[1])
@@ -76,7 +76,7 @@ def test_there_are_fixtures() -> None:
 @fixtures
 def test_one_pass_without_a_cache(folder: Path) -> None:
     known = reference(folder)
-    logits, features = known.model(known.tokens, taps=known.taps)
+    logits, features = known.model(known.tokens, tapped_layers=known.tapped_layers)
     assert logits.dtype == mx.float32
     np.testing.assert_allclose(logits, known.logits, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(features, known.hidden, rtol=0, atol=TOLERANCE)
@@ -114,10 +114,10 @@ def test_taps_come_in_the_order_asked_and_leave_the_logits_alone(folder: Path) -
     known = reference(folder)
     tokens = known.tokens[:, :20]
     plain = known.model(tokens)
-    logits, features = known.model(tokens, taps=known.taps)
+    logits, features = known.model(tokens, tapped_layers=known.tapped_layers)
     assert mx.array_equal(plain, logits)
-    _, reversed_features = known.model(tokens, taps=known.taps[::-1])
-    parts = mx.split(features, len(known.taps), axis=-1)
+    _, reversed_features = known.model(tokens, tapped_layers=known.tapped_layers[::-1])
+    parts = mx.split(features, len(known.tapped_layers), axis=-1)
     assert mx.array_equal(reversed_features, mx.concatenate(parts[::-1], axis=-1))
 
 

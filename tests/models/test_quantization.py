@@ -1,4 +1,4 @@
-"""Drafters in every quantised format, on the pair that ships (its sizes are multiples of the group)."""
+"""Drafters in every quantized format, on the pair that ships (its sizes are multiples of the group)."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -6,7 +6,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from models import Model, ModelError, load_dspark, load_model
-from models.quantization import FORMATS, GROUP_SIZE, quantise
+from models.quantization import FORMATS, GROUP_SIZE, quantize
 
 PAIR = "models/pretrained/tiny"
 
@@ -19,24 +19,24 @@ def target() -> Model:
 def block_logits(target: Model, quant: str | None) -> mx.array:
     network = load_dspark(target=target, quant=quant)
     tokens = mx.array([[100 + 7 * index % 90 for index in range(40)]])
-    _, features = target(tokens, taps=network.taps)
+    _, features = target(tokens, tapped_layers=network.tapped_layers)
     return network.block(mx.array([130]), 40, network.context_rows(features)).logits
 
 
 @pytest.mark.parametrize("quant", FORMATS)
 def test_a_format_changes_the_drafter_and_leaves_the_target(target: Model, quant: str) -> None:
     before = dict(tree_flatten(target.parameters()))
-    plain, quantised = block_logits(target, None), block_logits(target, quant)
-    assert mx.abs(plain - quantised).max().item() > 0
-    assert mx.isfinite(quantised).all().item()
+    plain, quantized = block_logits(target, None), block_logits(target, quant)
+    assert mx.abs(plain - quantized).max().item() > 0
+    assert mx.isfinite(quantized).all().item()
     after = dict(tree_flatten(target.parameters()))
     assert before.keys() == after.keys()
     assert all(mx.array_equal(before[name], after[name]).item() for name in before)
 
 
 def test_eight_bits_are_close(target: Model) -> None:
-    plain, quantised = block_logits(target, None), block_logits(target, "q8")
-    assert mx.abs(plain - quantised).mean().item() < 0.05 * mx.std(plain).item()
+    plain, quantized = block_logits(target, None), block_logits(target, "q8")
+    assert mx.abs(plain - quantized).mean().item() < 0.05 * mx.std(plain).item()
 
 
 def test_fewer_bits_lose_more() -> None:
@@ -46,7 +46,7 @@ def test_fewer_bits_lose_more() -> None:
     for quant in ("q8", "q6", "q4", "q3", "q2"):
         holder = nn.Sequential(nn.Linear(4 * GROUP_SIZE, 16, bias=False))
         holder.layers[0].weight = layer.weight
-        quantise(holder, quant)
+        quantize(holder, quant)
         errors.append(mx.abs(holder(x) - layer(x)).mean().item())
     assert errors == sorted(errors)
 
@@ -64,4 +64,4 @@ def test_unknown_format_and_misfit_are_refused(target: Model) -> None:
     with pytest.raises(ModelError, match=r"wanted null .* or one of q8, .*got 'q5'"):
         load_dspark(target=target, quant="q5")
     with pytest.raises(ModelError, match=r"groups of 32, .* has 33 inputs"):
-        quantise(nn.Sequential(nn.Linear(33, 4)), "q8")
+        quantize(nn.Sequential(nn.Linear(33, 4)), "q8")

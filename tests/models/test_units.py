@@ -359,7 +359,7 @@ def test_a_probe_sees_each_layer_and_leaves_the_logits_alone() -> None:
     assert probe.alignment[0].item() > 0
 
 
-# --- quantisation simulation ---
+# --- quantization simulation ---
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 EXPONENTS = st.integers(-30, 30)
@@ -452,7 +452,7 @@ def test_fp8_needs_whole_blocks() -> None:
 QUANTIZABLE = {"head_dim": 72, "qk_rope_head_dim": 8}
 
 
-def test_simulated_quantisation_is_off_by_default_and_changes_little() -> None:
+def test_simulated_quantization_is_off_by_default_and_changes_little() -> None:
     assert not tiny_config().simulate_quantization
     tokens = random_tokens(70)
     exact = random_model(tiny_config(**QUANTIZABLE))(tokens)
@@ -462,7 +462,7 @@ def test_simulated_quantisation_is_off_by_default_and_changes_little() -> None:
     assert change.mean().item() < 0.1
 
 
-def test_simulated_quantisation_does_not_depend_on_the_chunks() -> None:
+def test_simulated_quantization_does_not_depend_on_the_chunks() -> None:
     model, tokens = random_model(tiny_config(**QUANTIZABLE, simulate_quantization=True)), random_tokens(70)
     one_pass = model(tokens)
     for widths in ([1] * 70, [1, 3, 17, 17, 1, 31], [40, 1, 1, 8, 20]):

@@ -8,13 +8,13 @@ import mlx.core as mx
 
 from spec import (
     BlockPlan,
-    Draws,
-    FixedBlock,
+    FixedPolicy,
     FoldedLoop,
     GreedyVerifier,
     NoneDrafter,
     PrefixCommit,
     Proposal,
+    RandomStream,
     Round,
     SpeculativeLoop,
     TargetPass,
@@ -42,7 +42,7 @@ class ScriptedTarget:
     def reset(self) -> None:
         self.rows, self.widths = [], []
 
-    def absorb(self, tokens: Sequence[int]) -> mx.array | None:
+    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
         self.rows += tokens
         return None
 
@@ -86,7 +86,7 @@ class PlannedDrafter(NoneDrafter):
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         self.seen += tokens
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits=None) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
         known = range(position + 1, min(position + 1 + gamma, len(self.script)))
         if not known:
             return Proposal(reason="the script ends")
@@ -105,14 +105,14 @@ class WrongDrafter(NoneDrafter):
     def __init__(self, plain: Sequence[int], start: int, vocab_size: int) -> None:
         self.plain, self.start, self.vocab_size = plain, start, vocab_size
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits=None) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
         first = position + 1 - self.start
         tokens = [(token + 1) % self.vocab_size for token in self.plain[first : first + gamma]]
         return Proposal(tokens=tuple(tokens)) if tokens else Proposal(reason="the plan ends")
 
 
 @dataclass(kw_only=True)
-class SpyBlock:
+class SpyPolicy:
     """A fixed block that remembers the rounds it was told of."""
 
     gamma: int
@@ -126,7 +126,7 @@ class SpyBlock:
         self.seen = []
 
     def plan(self, history: Any) -> BlockPlan:
-        return FixedBlock(gamma=self.gamma).plan(history)
+        return FixedPolicy(gamma=self.gamma).plan(history)
 
     def admits(self, confidences: tuple[float, ...]) -> bool:
         return True
@@ -153,14 +153,16 @@ def make_loop(
         "verifier": GreedyVerifier(),
         "commit": PrefixCommit(),
         "replay": TokenReplay(),
-        "block": FixedBlock(gamma=gamma),
+        "block": FixedPolicy(gamma=gamma),
     }
     return shape(target=target, drafter=drafter or NoneDrafter(), **(defaults | parts))
 
 
 def session(model: Any, drafter: Drafter | None = None, gamma: int = 5, **options: Any) -> TargetSession:
-    """A session with the drafter's taps and headroom for gamma."""
-    return TargetSession(model, taps=drafter.taps if drafter else (), max_rollback=gamma + 1, **options)
+    """A session with the drafter's tapped_layers and headroom for gamma."""
+    return TargetSession(
+        model, tapped_layers=drafter.tapped_layers if drafter else (), max_rollback=gamma + 1, **options
+    )
 
 
 class Ticking:

@@ -1,9 +1,9 @@
 """The exact law of a program that draws: run it once for every way in which its draws can fall.
 
-The program is the real one, a verifier's ``accept`` or a whole loop, and only the `Draws` it is given are special: they
-answer each draw with an outcome of their choice and keep the probability of the path. What is enumerated is thus not a
-second implementation. That every draw is independent of the others is what keys are for, so a key met twice on one path
-is an error: `Draws` would give both the same number.
+The program is the real one, a verifier's ``accept`` or a whole loop; only the `RandomStream` is special: it answers
+each draw with an outcome of its choice and keeps the probability of the path. What is enumerated is thus not a second
+implementation. That every draw is independent of the others is what keys are for, so a key met twice on one path
+is an error: `RandomStream` would give both the same number.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,7 +13,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from spec import BlockPlan, Draws, NoneDrafter, Proposal, Sampling, TargetPass
+from spec import BlockPlan, NoneDrafter, Proposal, RandomStream, Sampling, TargetPass
 from spec.sampling import DraftSampler
 
 Law = dict[Hashable, float]
@@ -47,8 +47,8 @@ class Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BranchingDraws(Draws):
-    """Draws that follow a path; `Draws.in_round` keeps it."""
+class BranchingStream(RandomStream):
+    """A stream that follow a path; `RandomStream.in_round` keeps it."""
 
     path: Path = field(default_factory=lambda: Path([]), compare=False)
 
@@ -62,19 +62,19 @@ class BranchingDraws(Draws):
         return mx.array(self.path.choose(probs.tolist(), (position, purpose, self.round_start)), dtype=mx.uint32)
 
     def uniform(self, position: int, purpose) -> float:
-        return 0.5  # only `Draws.accepts` asks, whose answer is not used
+        return 0.5  # only `RandomStream.accepts` asks, whose answer is not used
 
     def key(self, position: int, purpose) -> mx.array:
         raise AssertionError("a draw that cannot be enumerated")
 
 
-def law_of(program: Callable[[Draws], Hashable], dropped: frozenset[str] = frozenset()) -> Law:
+def law_of(program: Callable[[RandomStream], Hashable], dropped: frozenset[str] = frozenset()) -> Law:
     """The probability of every result."""
     law: Law = {}
     script: list[int] | None = []
     while script is not None:
         path = Path(script, dropped=dropped)
-        result = program(BranchingDraws(path=path))
+        result = program(BranchingStream(path=path))
         law[result] = law.get(result, 0.0) + path.probability
         script = _next(path)
     return law
@@ -149,12 +149,12 @@ def completed(law: Law, tree: Tree, sampling: Sampling, committed: tuple[int, ..
 
 
 def proposals(
-    tree: Tree, sampler: Callable[[Draws, int], DraftSampler | None], committed: tuple[int, ...], gamma: int
+    tree: Tree, sampler: Callable[[RandomStream, int], DraftSampler | None], committed: tuple[int, ...], gamma: int
 ) -> list[tuple[Proposal, float]]:
     """Every proposal of a drafter with its probability; without a sampler the one argmax proposal."""
     found: dict[tuple, tuple[Proposal, float]] = {}
 
-    def program(draws: Draws) -> tuple[int, ...]:
+    def program(draws: RandomStream) -> tuple[int, ...]:
         proposal = propose(tree, sampler(draws, len(committed) - 1), committed, gamma)
         found[proposal.tokens] = (proposal, 0.0)
         return proposal.tokens
@@ -184,7 +184,7 @@ def round_law(
     for proposal, mass in drafted:
         logits = target.judging(committed, proposal.tokens)
 
-        def program(draws: Draws, proposal=proposal, logits=logits) -> tuple[int, ...]:
+        def program(draws: RandomStream, proposal=proposal, logits=logits) -> tuple[int, ...]:
             verdict = verifier.accept(proposal, logits, len(committed), draws, committed)
             return (*proposal.tokens[: verdict.accepted], verdict.next_token)
 
@@ -209,7 +209,7 @@ class TreeTarget:
     def reset(self) -> None:
         self.text = []
 
-    def absorb(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int]) -> None:
         self.text += tokens
 
     def forward(self, tokens: Sequence[int]) -> TargetPass:
@@ -241,7 +241,7 @@ class TreeDrafter(NoneDrafter):
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         self.text += tokens
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits=None) -> Proposal:
+    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
         sampler = None if self.sampling is None else DraftSampler(draws, position, self.sampling)
         return propose(self.tree, sampler, (*self.text, anchor), gamma)
 
@@ -252,7 +252,7 @@ class TreeDrafter(NoneDrafter):
         del self.text[snapshot:]
 
 
-class NosyBlock:
+class NosyPolicy:
     """A block policy that looks at all it may: the next gamma depends on what was proposed and accepted before."""
 
     max_gamma = 2

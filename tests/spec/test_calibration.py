@@ -10,7 +10,7 @@ import pytest
 
 from models import Model, ModelError, load_dspark, load_model
 from models.dspark import Network
-from spec import Draws, DSparkDrafter, UserError
+from spec import DSparkDrafter, RandomStream, UserError
 from tests.random_models import random_tokens
 from tests.spec.doubles import session
 
@@ -38,8 +38,8 @@ def stored(folder: Path, target: Model, temperatures: object) -> Network:
 
 def confidence(target: Model, network: Network, gamma: int = 5, **options) -> np.ndarray:
     drafter = DSparkDrafter(network, **options)
-    drafter.observe(PROMPT, session(target, drafter).absorb(PROMPT))
-    return np.array(drafter.propose(7, len(PROMPT), gamma, Draws()).confidence)
+    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
+    return np.array(drafter.propose(7, len(PROMPT), gamma, RandomStream()).confidence)
 
 
 def test_the_calibration_divides_the_logits(target: Model, folder: Path) -> None:

@@ -22,7 +22,7 @@ from spec import (
 from spec.clock import Stopwatch
 from spec.priced import priced
 from tests.random_models import random_tokens
-from tests.spec.doubles import FixedBlock, PlannedDrafter, ScriptedTarget, Ticking, session
+from tests.spec.doubles import FixedPolicy, PlannedDrafter, ScriptedTarget, Ticking, session
 
 COSTS = CostTable(
     name="x",
@@ -68,7 +68,7 @@ def rounds(shape, commit, replay, drafter=None, target=None, reference=None, cou
         "commit": commit,
         "replay": replay,
         "verifier": GreedyVerifier(),
-        "block": FixedBlock(gamma=3),
+        "block": FixedPolicy(gamma=3),
     }
     loop = shape(**priced(COSTS, clock, parts))
     return collect(loop.rounds(SCRIPT[:5], max_tokens=count, reference=reference))

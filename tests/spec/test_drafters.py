@@ -2,9 +2,9 @@
 
 import pytest
 
-from spec import Draws, NgramDrafter, NoneDrafter, OracleDrafter, Proposal, UserError
+from spec import NgramDrafter, NoneDrafter, OracleDrafter, Proposal, RandomStream, UserError
 
-DRAWS = Draws(seed=3)
+DRAWS = RandomStream(seed=3)
 
 
 def propose(drafter, text: list[int], gamma: int) -> Proposal:
@@ -39,7 +39,7 @@ def test_ngram_says_why_it_has_nothing() -> None:
 
 def test_ngram_is_the_rule_on_random_texts() -> None:
     for seed in range(200):
-        bits = [int(4 * Draws(seed=seed).uniform(position, "draft")) for position in range(24)]
+        bits = [int(4 * RandomStream(seed=seed).uniform(position, "draft")) for position in range(24)]
         text = [1 << (16 * bit) for bit in bits]  # ids whose bytes repeat across the borders of items
         found = propose(NgramDrafter(n_max=4, n_min=1), text, 5).tokens
         assert found == by_hand(text, 4, 1, 5)
@@ -75,7 +75,7 @@ def test_oracle_is_right_at_the_given_rate_and_depends_on_the_position_alone() -
     right = sum(token == truth for token, truth in zip(single, known, strict=True)) / 4000
     assert abs(right - 0.7) < 0.03
     assert drafter.propose(0, 9, 4000, DRAWS).tokens == tuple(single)
-    other = drafter.propose(0, 9, 4000, Draws(seed=4)).tokens
+    other = drafter.propose(0, 9, 4000, RandomStream(seed=4)).tokens
     assert other != tuple(single)
     assert all(token >= 0 for token in single)
 

@@ -8,11 +8,11 @@ import pytest
 from models import Model, load_dspark, load_model
 from models.dspark import Network
 from spec import (
-    Draws,
     DSparkDrafter,
     FoldedLoop,
     OracleDrafter,
     PrefixCommit,
+    RandomStream,
     RollbackCommit,
     SeparateLoop,
     UserError,
@@ -22,7 +22,7 @@ from tests.random_models import random_tokens
 from tests.spec.doubles import make_loop, session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-DRAWS = Draws()
+DRAWS = RandomStream()
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()  # longer than the window of 16
 
 
@@ -120,7 +120,7 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
         ways.append((at, DSparkDrafter.propose(drafter, plain[at - 1], position, 5, DRAWS)))
     for at, proposal in ways:
         drafter, decoding = DSparkDrafter(network), session(target, DSparkDrafter(network))
-        drafter.observe([*PROMPT, *plain[: at - 1]], decoding.absorb([*PROMPT, *plain[: at - 1]]))
+        drafter.observe([*PROMPT, *plain[: at - 1]], decoding.prefill([*PROMPT, *plain[: at - 1]]))
         expected = drafter.propose(plain[at - 1], len(PROMPT) + at - 1, 5, DRAWS)
         assert proposal.tokens == expected.tokens
         assert proposal.confidence == pytest.approx(expected.confidence, abs=1e-5)
@@ -128,7 +128,7 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
 
 def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: Network) -> None:
     drafter = DSparkDrafter(network)
-    drafter.observe(PROMPT, session(target, drafter).absorb(PROMPT))
+    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
     whole = drafter.propose(7, len(PROMPT), 5, DRAWS)
     assert (len(whole.tokens), len(whole.confidence), whole.draft_probs) == (5, 5, None)
     assert all(0 < value < 1 for value in whole.confidence)
@@ -140,7 +140,7 @@ def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: Network) 
 
 def test_only_the_window_is_seen(target: Model, network: Network) -> None:
     """Perturbing a committed token older than the window changes no proposal; perturbing one inside does."""
-    features = session(target, DSparkDrafter(network)).absorb(PROMPT)
+    features = session(target, DSparkDrafter(network)).prefill(PROMPT)
     window, count = network.window, len(PROMPT)
 
     def confidence(changed: int) -> tuple[float, ...]:
@@ -156,7 +156,7 @@ def test_only_the_window_is_seen(target: Model, network: Network) -> None:
 
 def test_a_snapshot_is_restored(target: Model, network: Network) -> None:
     drafter = DSparkDrafter(network)
-    features = session(target, drafter).absorb(PROMPT)
+    features = session(target, drafter).prefill(PROMPT)
     drafter.observe(PROMPT[:18], features[:18])
     taken, before = drafter.snapshot(), drafter.propose(7, 18, 5, DRAWS)
     drafter.observe(PROMPT[18:], features[18:])
@@ -170,7 +170,7 @@ def test_misuse_is_refused(target: Model, network: Network) -> None:
     drafter = DSparkDrafter(network)
     with pytest.raises(ValueError, match="features of each of 2 tokens, got None"):
         drafter.observe([1, 2], None)
-    features = session(target, drafter).absorb(PROMPT)
+    features = session(target, drafter).prefill(PROMPT)
     with pytest.raises(ValueError, match="features of each of 2 tokens"):
         drafter.observe([1, 2], features)
     drafter.observe(PROMPT, features)
@@ -188,7 +188,7 @@ def test_it_is_loaded_from_beside_the_target_or_from_a_path(target: Model) -> No
         return load_dspark(FIXTURES / "dspark" / "flashlike", target=target, quant=quant)
 
     drafter = DSparkDrafter.load(target, loader)
-    assert (drafter.taps, drafter.max_gamma) == ((2, 3, 4), 5)
+    assert (drafter.tapped_layers, drafter.max_gamma) == ((2, 3, 4), 5)
     DSparkDrafter.load(target, loader, path="elsewhere")
     assert asked == [(target.path, None), ("elsewhere", None)]
     with pytest.raises(ValueError, match="quant"):

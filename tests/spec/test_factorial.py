@@ -13,30 +13,30 @@ import pytest
 
 from models import Model
 from spec import (
-    AutoBlock,
+    AutoPolicy,
     BatchReplay,
     BlockPolicy,
-    BreakEvenBlock,
-    CappedBlock,
+    BreakEvenPolicy,
+    CappedPolicy,
     CommitPath,
-    ConfidenceBlock,
+    ConfidencePolicy,
     CostTable,
-    Draws,
-    Ds4SchedulerBlock,
-    FixedBlock,
+    Ds4SchedulerPolicy,
+    FixedPolicy,
     FoldedLoop,
     FullOnlyCommit,
     OracleDrafter,
     PrefixCommit,
     Proposal,
+    RandomStream,
     RollbackCommit,
     SeparateLoop,
-    SingleJumpBlock,
+    SingleJumpPolicy,
     SpeculativeLoop,
-    StagedBlock,
-    ThroughputBlock,
+    StagedPolicy,
+    ThroughputPolicy,
     TokenReplay,
-    WindowBlock,
+    WindowPolicy,
 )
 from spec.protocols import Admits
 from tests.models.cache_rows import PlainDecoding, assert_same_rows
@@ -53,7 +53,9 @@ COSTS = CostTable(name="test", passes={1: 10.0, 2: 14.0, 6: 24.0}, propose={0: 1
 class ConfidentOracle(OracleDrafter):
     """The oracle with a made-up confidence at every position, which it heeds: 0 to 1, whatever the token is worth."""
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         whole = super().propose(anchor, position, gamma, draws)
         confidence = tuple(draws.uniform(position + 1 + at, "accept") for at in range(len(whole.tokens)))
         count = 0
@@ -72,18 +74,18 @@ LOOPS: dict[str, Callable[..., SpeculativeLoop]] = {
 COMMITS: list[type[CommitPath]] = [PrefixCommit, FullOnlyCommit, RollbackCommit]
 REPLAYS = [TokenReplay, BatchReplay]
 BLOCKS: dict[str, Callable[[], BlockPolicy]] = {
-    "fixed": partial(FixedBlock, gamma=GAMMA),
-    "single_jump": partial(SingleJumpBlock, gamma=GAMMA),
-    "staged": partial(StagedBlock, gamma=GAMMA),
-    "capped": partial(CappedBlock, gamma=GAMMA),
-    "window": partial(WindowBlock, gamma=GAMMA),
-    "confidence": partial(ConfidenceBlock, gamma=GAMMA, threshold=0.3),
-    "throughput": partial(ThroughputBlock, gamma=GAMMA, costs=COSTS),
-    "break_even": partial(BreakEvenBlock, gamma=GAMMA, costs=COSTS, inner=None),
+    "fixed": partial(FixedPolicy, gamma=GAMMA),
+    "single_jump": partial(SingleJumpPolicy, gamma=GAMMA),
+    "staged": partial(StagedPolicy, gamma=GAMMA),
+    "capped": partial(CappedPolicy, gamma=GAMMA),
+    "window": partial(WindowPolicy, gamma=GAMMA),
+    "confidence": partial(ConfidencePolicy, gamma=GAMMA, threshold=0.3),
+    "throughput": partial(ThroughputPolicy, gamma=GAMMA, costs=COSTS),
+    "break_even": partial(BreakEvenPolicy, gamma=GAMMA, costs=COSTS, inner=None),
     "ds4_scheduler": partial(
-        Ds4SchedulerBlock, gamma=GAMMA, costs=COSTS, inner=ConfidenceBlock(gamma=GAMMA, threshold=0.2)
+        Ds4SchedulerPolicy, gamma=GAMMA, costs=COSTS, inner=ConfidencePolicy(gamma=GAMMA, threshold=0.2)
     ),
-    "auto": partial(AutoBlock, gamma=GAMMA, costs=COSTS, threshold=0.3),
+    "auto": partial(AutoPolicy, gamma=GAMMA, costs=COSTS, threshold=0.3),
 }
 DRAFTERS = {"always right": 1.0, "always wrong": 0.0, "random": 0.6}
 
@@ -114,7 +116,7 @@ def run(loop: SpeculativeLoop, plain: PlainDecoding, model: Model, max_tokens: i
     emitted: list[int] = []
     outcomes = []
     prompt = plain.tokens[0, :PROMPT].tolist()
-    for item in loop.rounds(prompt, max_tokens=max_tokens, draws=Draws(seed=3), reference=known(plain)):
+    for item in loop.rounds(prompt, max_tokens=max_tokens, draws=RandomStream(seed=3), reference=known(plain)):
         emitted += item.tokens
         outcomes.append(item.outcome)
         assert_same_rows(loop.target.cache, plain.rows_at(loop.target.offset), model.args)
@@ -147,7 +149,9 @@ class MissAt(OracleDrafter):
         super().__init__(accept_rate=1.0)
         self.place = place
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: Draws, admits: Admits | None = None) -> Proposal:
+    def propose(
+        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
+    ) -> Proposal:
         tokens = list(super().propose(anchor, position, gamma, draws).tokens)
         if self.place < len(tokens):
             tokens[self.place] = (tokens[self.place] + 1) % TINY["vocab_size"]

@@ -14,11 +14,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from models import Model, load
 from models.deepseek_v4 import LayerCache
 from spec import (
-    Draws,
-    FixedBlock,
+    FixedPolicy,
     GreedyVerifier,
     LanguageModelDrafter,
     PrefixCommit,
+    RandomStream,
     TokenReplay,
     UserError,
     collect,
@@ -31,7 +31,7 @@ from tests.random_models import random_model, random_tokens, tiny_config
 from tests.spec.doubles import make_loop, session
 from tests.spec.tiny_text import make_tokenizer, save_tokenizer
 
-DRAWS = Draws()
+DRAWS = RandomStream()
 PROMPT = random_tokens(21, seed=6)[0].tolist()
 LENGTH = 64
 
@@ -155,7 +155,7 @@ def test_a_near_model_is_accepted_in_part(tiny_model: Model, near_model: Model, 
 def test_the_separate_loop_leaves_the_same_memory(tiny_model: Model, near_model: Model, plain: tuple[int, ...]) -> None:
     drafter, target = LanguageModelDrafter(near_model), session(tiny_model, gamma=3)
     parts = {"verifier": GreedyVerifier(), "commit": PrefixCommit(), "replay": TokenReplay()}
-    loop = SeparateLoop(target=target, drafter=drafter, block=FixedBlock(gamma=3), **parts)
+    loop = SeparateLoop(target=target, drafter=drafter, block=FixedPolicy(gamma=3), **parts)
     assert collect(loop.rounds(PROMPT, max_tokens=30)).tokens == plain[:30]
     assert_is_from_scratch(drafter, [*PROMPT, *plain][: target.offset])
 
@@ -340,7 +340,7 @@ def load_drafter(checkpoint: Path, model, tokenizer) -> LanguageModelDrafter:
 
 def test_a_model_of_the_same_tokens_is_taken(checkpoint: Path) -> None:
     drafter = load_drafter(checkpoint, *load(checkpoint))
-    assert (drafter.max_gamma, drafter.taps) == (7, ())
+    assert (drafter.max_gamma, drafter.tapped_layers) == (7, ())
 
 
 def test_other_tokens_are_refused(checkpoint: Path) -> None:

@@ -12,13 +12,13 @@ from models import Model, load_dspark, load_model
 from spec import (
     BlockVerifier,
     DraftSampler,
-    Draws,
     DSparkDrafter,
-    FixedBlock,
+    FixedPolicy,
     FoldedLoop,
     GreedyVerifier,
     PrefixCommit,
     Proposal,
+    RandomStream,
     RejectionVerifier,
     SampleMatchVerifier,
     Sampling,
@@ -34,7 +34,7 @@ from tests.spec.doubles import make_loop, session
 from tests.spec.enumeration import (
     KeyUsedTwiceError,
     Law,
-    NosyBlock,
+    NosyPolicy,
     Tree,
     TreeDrafter,
     TreeTarget,
@@ -94,7 +94,7 @@ LARGER = [
 ]
 
 
-def drafting(name: str) -> Callable[[Draws, int], DraftSampler | None]:
+def drafting(name: str) -> Callable[[RandomStream, int], DraftSampler | None]:
     sampling = KINDS[name]
     return lambda draws, position: None if sampling is None else DraftSampler(draws, position, sampling)
 
@@ -201,7 +201,7 @@ def loop_law(loop: type, verifier, sampling: Sampling | None, block, length: int
     return law_of(lambda draws: collect(made.rounds(PROMPT, max_tokens=length, draws=draws)).tokens, dropped)
 
 
-@pytest.mark.parametrize(("kind", "block"), [("argmax", FixedBlock(gamma=2)), ("sampled", NosyBlock())])
+@pytest.mark.parametrize(("kind", "block"), [("argmax", FixedPolicy(gamma=2)), ("sampled", NosyPolicy())])
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("loop", [FoldedLoop, SeparateLoop])
 def test_the_law_of_a_generation_is_the_targets(loop: type, verifier, kind: str, block) -> None:
@@ -213,9 +213,9 @@ def test_the_law_of_a_generation_is_the_targets(loop: type, verifier, kind: str,
 @pytest.mark.parametrize("verifier", [BlockVerifier, RejectionVerifier])
 def test_draws_that_may_meet_again_are_noticed(monkeypatch: pytest.MonkeyPatch, verifier) -> None:
     """Were they not tied to their round, a discarded draft's draw would be made again after it had a say."""
-    monkeypatch.setattr(Draws, "in_round", lambda self, start: self)
+    monkeypatch.setattr(RandomStream, "in_round", lambda self, start: self)
     with pytest.raises(KeyUsedTwiceError):
-        loop_law(FoldedLoop, verifier(sampling=Sampling(temperature=1.0)), KINDS["sampled"], FixedBlock(gamma=2), 4)
+        loop_law(FoldedLoop, verifier(sampling=Sampling(temperature=1.0)), KINDS["sampled"], FixedPolicy(gamma=2), 4)
 
 
 # --- wrong rules, which these tests must tell from right ones ---
@@ -231,7 +231,7 @@ class DisguisedSampler(DraftSampler):
         return token
 
 
-def disguised(draws: Draws, position: int) -> DraftSampler:
+def disguised(draws: RandomStream, position: int) -> DraftSampler:
     return DisguisedSampler(draws, position, Sampling(temperature=3.0))
 
 
@@ -349,7 +349,7 @@ def places_of(
 
 
 def statistics(places: np.ndarray) -> tuple[float, float]:
-    """Chi-square of single places in ten cells, and of neighbouring ones in 4 x 4."""
+    """Chi-square of single places in ten cells, and of neighboring ones in 4 x 4."""
     single = np.histogram(places, 10, (0, 1))[0]
     pairs = np.histogram2d(places[0::2], places[1::2], CELLS, [(0, 1), (0, 1)])[0].ravel()
     return tuple(float(((count - count.mean()) ** 2 / count.mean()).sum()) for count in (single, pairs))
@@ -361,7 +361,7 @@ def through_the_loop(model: Model, verifier, sampling: Sampling, draft: Sampling
     loop = make_loop(session(model, drafter, 3), drafter, 3, verifier=verifier)
     places, accepted = [], 0
     for run in range(runs):
-        done = collect(loop.rounds(PROMPT, max_tokens=LENGTH, draws=Draws(seed=11, stream=f"run {run}")))
+        done = collect(loop.rounds(PROMPT, max_tokens=LENGTH, draws=RandomStream(seed=11, stream=f"run {run}")))
         leaning = drafter.tree.rows([(*PROMPT, *done.tokens[:at]) for at in range(LENGTH)])
         places.append(places_of(model, PROMPT, done.tokens, sampling, np.array(leaning)))
         accepted += sum(item.accepted for item in done.rounds)
@@ -417,7 +417,7 @@ def test_sampled_drafts_of_dspark_keep_the_targets_law(verifier_class) -> None:
     drafter = DSparkDrafter(network, proposal="sampled", temperature=0.8)
     sampling = Sampling(temperature=0.8, top_k=30)
     loop = make_loop(session(target, drafter, 5), drafter, 5, verifier=verifier_class(sampling=sampling))
-    done = collect(loop.rounds(PROMPT, max_tokens=60, draws=Draws(seed=1)))
+    done = collect(loop.rounds(PROMPT, max_tokens=60, draws=RandomStream(seed=1)))
     logits = target(mx.array([[*PROMPT, *done.tokens[:-1]]], dtype=mx.int32))[0, len(PROMPT) - 1 :]
     single, pairs = statistics(places_of(target, PROMPT, done.tokens, sampling, np.array(logits)))
     assert single < CELLS_LIMIT

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models import Model
 from spec import (
     BatchReplay,
-    FixedBlock,
+    FixedPolicy,
     FoldedLoop,
     FullOnlyCommit,
     GreedyVerifier,
@@ -32,7 +32,7 @@ from tests.random_models import random_model, random_tokens
 from tests.spec.doubles import (
     PlannedDrafter,
     ScriptedTarget,
-    SpyBlock,
+    SpyPolicy,
     Ticking,
     WrongDrafter,
     make_loop,
@@ -91,7 +91,7 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
     drafter = OracleDrafter(accept_rate=0.6)
     target, plain = session(tiny_model, drafter, gamma), session(tiny_model, drafter, gamma)
     loop = make_loop(target, drafter, gamma, shape, commit=commit, replay=replay)
-    plain.absorb(PROMPT[:-1])
+    plain.prefill(PROMPT[:-1])
     plain.forward(PROMPT[-1:])
     fed, emitted, kinds = len(PROMPT), list(PROMPT), set()
     for item in loop.rounds(PROMPT, max_tokens=length, reference=plain_tokens()):
@@ -122,7 +122,7 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
 )
 @settings(max_examples=120)
 def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, prompt: int, shape, commit) -> None:
-    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyBlock(gamma=gammas)
+    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyPolicy(gamma=gammas)
     loop = make_loop(target, drafter, shape=shape, block=block, commit=commit)
     done = collect(loop.rounds(SCRIPT[:prompt], max_tokens=length))
     assert done.tokens == SCRIPT[prompt : prompt + length]
@@ -201,7 +201,7 @@ STEPS = ("propose", "verify", "accept", "commit", "observe", "block")
 def test_a_round_that_raises_leaves_everything_as_before(
     monkeypatch: pytest.MonkeyPatch, part: str, commit, shape
 ) -> None:
-    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 12, 15})), SpyBlock(gamma=4)
+    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 12, 15})), SpyPolicy(gamma=4)
     loop = make_loop(target, drafter, shape=shape, block=block, commit=commit())
     progress, _ = loop.start(SCRIPT[:5], max_tokens=30)
     loop.step(progress)
@@ -214,7 +214,7 @@ def test_a_round_that_raises_leaves_everything_as_before(
         "accept": (type(loop.verifier), "accept"),
         "commit": (commit, "commit"),
         "observe": (PlannedDrafter, "observe"),
-        "block": (SpyBlock, "observe"),
+        "block": (SpyPolicy, "observe"),
     }[part]
     real = getattr(owner, name)
 
@@ -317,7 +317,7 @@ def test_parts_that_do_not_fit_are_refused_at_the_start() -> None:
         make_loop(ScriptedTarget(SCRIPT), prefill_chunk=0)
     for gamma in (-1, 2.5, True, "3"):
         with pytest.raises(UserError, match=r"block.gamma must be a whole number"):
-            FixedBlock(gamma=gamma)
+            FixedPolicy(gamma=gamma)
 
 
 def test_rounds_that_are_cut_short_cannot_be_collected() -> None:

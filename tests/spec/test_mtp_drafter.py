@@ -9,12 +9,12 @@ import pytest
 from models import Model
 from models.mtp import Network
 from spec import (
-    Draws,
-    FixedBlock,
+    FixedPolicy,
     GreedyVerifier,
     MTPDrafter,
     OracleDrafter,
     PrefixCommit,
+    RandomStream,
     TokenReplay,
     UserError,
     collect,
@@ -25,7 +25,7 @@ from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
 from tests.spec.doubles import make_loop, session
 
-DRAWS = Draws()
+DRAWS = RandomStream()
 PROMPT = random_tokens(21, seed=6)[0].tolist()  # longer than the window of 12
 LENGTH = 64
 
@@ -77,7 +77,7 @@ class PlainDecoding:
 def from_scratch(network: Network, committed: list[int], target: Model) -> MTPDrafter:
     """A drafter that is shown the committed tokens all at once."""
     fresh = MTPDrafter(network)
-    fresh.observe(committed, session(target, fresh).absorb(committed))
+    fresh.observe(committed, session(target, fresh).prefill(committed))
     return fresh
 
 
@@ -130,7 +130,7 @@ def test_the_separate_loop_leaves_the_same_memory(tiny_model: Model, network: Ne
     drafter = MixedDrafter(network, 0.7)
     target = session(tiny_model, drafter, 3)
     parts = {"verifier": GreedyVerifier(), "commit": PrefixCommit(), "replay": TokenReplay()}
-    loop = SeparateLoop(target=target, drafter=drafter, block=FixedBlock(gamma=3), **parts)
+    loop = SeparateLoop(target=target, drafter=drafter, block=FixedPolicy(gamma=3), **parts)
     assert collect(loop.rounds(PROMPT, max_tokens=30, reference=plain)).tokens == plain[:30]
     assert_is_from_scratch(drafter, [*PROMPT, *plain][: target.offset], tiny_model)
 
@@ -174,7 +174,7 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
     at, position = progress.length - len(PROMPT), progress.length - 1
     fresh = MTPDrafter(network)
     committed = [*PROMPT, *plain[: at - 1]]
-    fresh.observe(committed, session(tiny_model, fresh).absorb(committed))
+    fresh.observe(committed, session(tiny_model, fresh).prefill(committed))
     expected = fresh.propose(plain[at - 1], position, 5, DRAWS)
     assert MTPDrafter.propose(drafter, plain[at - 1], position, 5, DRAWS) == expected
 
@@ -183,7 +183,7 @@ def test_a_slot_joins_the_streams_of_a_token_with_the_token_after_it(tiny_model:
     """The first draft pairs the last committed token's streams with the anchor; the others chain."""
     count, window = len(PROMPT), network.config.sliding_window
     drafter = MTPDrafter(network)
-    streams = session(tiny_model, drafter).absorb(PROMPT)
+    streams = session(tiny_model, drafter).prefill(PROMPT)
     drafter.observe(PROMPT, streams)
     proposal = drafter.propose(7, count, 4, DRAWS)
     fed, tokens = streams[None], [*PROMPT[1:], 7]
@@ -239,7 +239,7 @@ def test_a_failed_proposal_alone_leaves_nothing(
     tiny_model: Model, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = MTPDrafter(network)
-    drafter.observe(PROMPT, session(tiny_model, drafter).absorb(PROMPT))
+    drafter.observe(PROMPT, session(tiny_model, drafter).prefill(PROMPT))
 
     def broken(logits):
         raise FaultError
@@ -253,7 +253,7 @@ def test_a_failed_proposal_alone_leaves_nothing(
 
 def test_a_snapshot_is_restored(tiny_model: Model, network: Network) -> None:
     drafter = MTPDrafter(network)
-    features = session(tiny_model, drafter).absorb(PROMPT)
+    features = session(tiny_model, drafter).prefill(PROMPT)
     empty = drafter.snapshot()
     drafter.observe(PROMPT[:5], features[:5])
     taken, before = drafter.snapshot(), drafter.propose(7, 5, 5, DRAWS)
@@ -275,7 +275,7 @@ def test_misuse_is_refused(tiny_model: Model, network: Network) -> None:
         drafter.observe([1, 2], None)
     with pytest.raises(ValueError, match="must stand at 0"):
         drafter.propose(7, 0, 5, DRAWS)
-    features = session(tiny_model, drafter).absorb(PROMPT)
+    features = session(tiny_model, drafter).prefill(PROMPT)
     with pytest.raises(ValueError, match="each of 2 tokens"):
         drafter.observe([1, 2], features)
     drafter.observe(PROMPT, features)

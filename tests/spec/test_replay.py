@@ -12,16 +12,16 @@ TOKENS = random_tokens(24, seed=12)[0].tolist()
 
 
 @pytest.mark.parametrize(("replay", "passes"), [(TokenReplay(), 5), (BatchReplay(), 1)])
-@pytest.mark.parametrize("taps", [(), (0, 2)])
+@pytest.mark.parametrize("tapped_layers", [(), (0, 2)])
 def test_replayed_rows_are_those_of_plain_decoding(
-    tiny_model: Model, replay, passes: int, taps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, replay, passes: int, tapped_layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = TargetSession(tiny_model, taps=taps, max_rollback=8)
-    plain.absorb(TOKENS[:13])
+    plain = TargetSession(tiny_model, tapped_layers=tapped_layers, max_rollback=8)
+    plain.prefill(TOKENS[:13])
     expected = [plain.forward([token]) for token in TOKENS[13:18]]
 
-    target = TargetSession(tiny_model, taps=taps, max_rollback=8)
-    target.absorb(TOKENS[:13])
+    target = TargetSession(tiny_model, tapped_layers=tapped_layers, max_rollback=8)
+    target.prefill(TOKENS[:13])
     target.forward([*TOKENS[13:15], 1, 2, 3, 4])  # a verify pass whose rows are then all taken back
     target.trim(6)
     widths = []
@@ -35,7 +35,7 @@ def test_replayed_rows_are_those_of_plain_decoding(
     assert target.offset == 18
     assert_same_rows(target.cache, reachable_rows(plain.cache, tiny_model.args), tiny_model.args)
     assert mx.array_equal(again.logits, mx.concatenate([one.logits for one in expected]))
-    if taps:
+    if tapped_layers:
         assert mx.array_equal(again.features, mx.concatenate([one.features for one in expected]))
     else:
         assert again.features is None

@@ -201,7 +201,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Finished jobs are not run again, unless their configuration is another; the job that was cut off is."""
-    real, done = experiment.summarise, []
+    real, done = experiment.summarize, []
 
     def interrupted(**values):
         if len(done) == 1:
@@ -211,7 +211,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
     sweep = ("-m", "drafter=ngram", "drafter.n_min=1", "block.gamma=1,2,3")
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "summarise", interrupted)
+        patch.setattr(experiment, "summarize", interrupted)
         assert program(*sweep) == 130
     folders = [tmp_path / "sweep" / str(number) for number in range(3)]
     assert [(folder / "summary.json").exists() for folder in folders] == [True, False, False]

@@ -8,13 +8,13 @@ import pytest
 
 from models import Model, load_dspark, load_model
 from models.dspark import Network
-from spec import DraftSampler, Draws, DSparkDrafter, Sampling, UserError
+from spec import DraftSampler, DSparkDrafter, RandomStream, Sampling, UserError
 from tests.random_models import random_tokens
 from tests.spec.doubles import session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()
-DRAWS = Draws(seed=5)
+DRAWS = RandomStream(seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def network(target: Model) -> Network:
 
 def ready(target: Model, network: Network, **options) -> DSparkDrafter:
     drafter = DSparkDrafter(network, **options)
-    drafter.observe(PROMPT, session(target, drafter).absorb(PROMPT))
+    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
     return drafter
 
 
@@ -52,7 +52,7 @@ def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, ne
 
 def test_drafts_differ_from_the_argmax_and_follow_the_seed(target: Model, network: Network) -> None:
     drafter = ready(target, network, proposal="sampled")
-    seen = {drafter.propose(7, len(PROMPT), 5, Draws(seed=seed)).tokens for seed in range(8)}
+    seen = {drafter.propose(7, len(PROMPT), 5, RandomStream(seed=seed)).tokens for seed in range(8)}
     assert len(seen) > 4
     assert ready(target, network).propose(7, len(PROMPT), 5, DRAWS).draft_probs is None
     assert drafter.propose(7, len(PROMPT), 5, DRAWS).tokens == drafter.propose(7, len(PROMPT), 5, DRAWS).tokens

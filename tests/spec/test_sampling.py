@@ -15,10 +15,10 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from models import Model
 from spec import (
     DraftSampler,
-    Draws,
     GreedyVerifier,
     NgramDrafter,
     Proposal,
+    RandomStream,
     SampleMatchVerifier,
     Sampling,
     UserError,
@@ -170,7 +170,7 @@ def test_the_law_by_hand() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3, 0.1, 1.0, 50.0])
 def test_the_law_sums_to_1_at_every_temperature(temperature: float) -> None:
-    """Of near ties, too, whose scaled log-probabilities are large: p must be normalised where it enters a ratio."""
+    """Of near ties, too, whose scaled log-probabilities are large: p must be normalized where it enters a ratio."""
     rows = mx.array([[1.0, 3.0, 3.0, 3.0], [40.0, 0.0, 40.0, 39.99], [-3.0, -3.0, -90.0, -3.00001]])
     sums = np.exp(np.array(Sampling(temperature=temperature).logprobs(rows), dtype=np.float64)).sum(axis=1)
     assert sums == pytest.approx([1, 1, 1], abs=1e-6)
@@ -239,30 +239,35 @@ def test_rows_without_a_token_to_draw_are_refused() -> None:
         check_rows(mx.array([[-math.inf, -math.inf], [1.0, 2.0]]))
     for verifier in (GreedyVerifier(), SampleMatchVerifier(sampling=Sampling(temperature=1.0))):
         with pytest.raises(ValueError, match="finite"):
-            verifier.accept(Proposal(reason="none"), mx.array([[math.nan, 1.0]]), 0, Draws())
+            verifier.accept(Proposal(reason="none"), mx.array([[math.nan, 1.0]]), 0, RandomStream())
 
 
 def test_draws_are_keyed() -> None:
-    draws = Draws(seed=1, stream="a")
-    assert draws.uniform(5, "draft") == Draws(seed=1, stream="a").uniform(5, "draft")
+    draws = RandomStream(seed=1, stream="a")
+    assert draws.uniform(5, "draft") == RandomStream(seed=1, stream="a").uniform(5, "draft")
     others = [
         draws.uniform(6, "draft"),
         draws.uniform(5, "target"),
-        Draws(seed=2, stream="a").uniform(5, "draft"),
-        Draws(seed=1, stream="b").uniform(5, "draft"),
+        RandomStream(seed=2, stream="a").uniform(5, "draft"),
+        RandomStream(seed=1, stream="b").uniform(5, "draft"),
     ]
     assert draws.uniform(5, "draft") not in others
-    assert len({tuple(one.key(5, "target").tolist()) for one in (draws, Draws(seed=2, stream="a"))}) == 2
+    assert len({tuple(one.key(5, "target").tolist()) for one in (draws, RandomStream(seed=2, stream="a"))}) == 2
     values = [draws.uniform(position, "draft") for position in range(4000)]
     assert all(0 <= value < 1 for value in values)
     assert abs(sum(values) / 4000 - 0.5) < 0.02
 
 
 def test_a_round_has_draws_of_its_own() -> None:
-    draws = Draws(seed=1, stream="a")
+    draws = RandomStream(seed=1, stream="a")
     own = draws.in_round(4)
-    assert own.uniform(5, "draft") == Draws(seed=1, stream="a").in_round(4).uniform(5, "draft")
-    others = [draws, draws.in_round(5), Draws(seed=1, stream="a/5").in_round(4), Draws(seed=1, stream="b").in_round(4)]
+    assert own.uniform(5, "draft") == RandomStream(seed=1, stream="a").in_round(4).uniform(5, "draft")
+    others = [
+        draws,
+        draws.in_round(5),
+        RandomStream(seed=1, stream="a/5").in_round(4),
+        RandomStream(seed=1, stream="b").in_round(4),
+    ]
     assert own.uniform(5, "draft") not in [other.uniform(5, "draft") for other in others]
     assert len({draws.uniform(5, purpose) for purpose in ("target", "draft", "accept", "residual", "bonus")}) == 5
 
@@ -271,11 +276,11 @@ def test_a_round_has_draws_of_its_own() -> None:
 def test_blocks_prompts_and_discarded_drafts_shift_no_draw(position: int) -> None:
     """A token's draws are the same whatever was drawn before them, and how often."""
     logprobs = Sampling(temperature=1.0).logprobs(LOGITS[0])
-    draws = Draws(seed=3, stream="one")
+    draws = RandomStream(seed=3, stream="one")
     token, number = int(draws.categorical(logprobs, position, "target")), draws.uniform(position, "accept")
     for other in range(20):
         draws.uniform(other, "accept"), draws.categorical(logprobs, other, "residual")
-        Draws(seed=3, stream="another").categorical(logprobs, position, "target")
+        RandomStream(seed=3, stream="another").categorical(logprobs, position, "target")
         sampler = DraftSampler(draws, position - other, Sampling(temperature=1.0))
         sampler.draw(LOGITS[1]), sampler.draw(LOGITS[2])
     assert int(draws.categorical(logprobs, position, "target")) == token
@@ -284,7 +289,7 @@ def test_blocks_prompts_and_discarded_drafts_shift_no_draw(position: int) -> Non
 
 def test_a_shorter_block_draws_the_same_drafts() -> None:
     def block(gamma: int) -> tuple[int, ...]:
-        sampler = DraftSampler(Draws(seed=5), 30, Sampling(temperature=1.0))
+        sampler = DraftSampler(RandomStream(seed=5), 30, Sampling(temperature=1.0))
         for row in range(gamma):
             sampler.draw(LOGITS[row])
         return sampler.tokens
@@ -295,8 +300,8 @@ def test_a_shorter_block_draws_the_same_drafts() -> None:
 def test_categorical_draws_from_its_argument() -> None:
     """Chi-square over 2,000 positions: 3 degrees of freedom, the 99.9th percentile is 16.27."""
     probs = np.array([0.4, 0.3, 0.2, 0.1])
-    logprobs = mx.log(mx.array(probs)) - 3.0  # need not be normalised
-    drawn = mx.stack([Draws().categorical(logprobs, position, "bonus") for position in range(2000)])
+    logprobs = mx.log(mx.array(probs)) - 3.0  # need not be normalized
+    drawn = mx.stack([RandomStream().categorical(logprobs, position, "bonus") for position in range(2000)])
     counts = np.bincount(np.array(drawn), minlength=4)
     assert (((counts - 2000 * probs) ** 2) / (2000 * probs)).sum() < 16.27
 
@@ -304,11 +309,11 @@ def test_categorical_draws_from_its_argument() -> None:
 @pytest.mark.parametrize("probability", [math.nan, -0.1, 1.1, math.inf])
 def test_what_is_no_probability_is_neither_accepted_nor_rejected(probability: float) -> None:
     with pytest.raises(ValueError, match=r"wanted one in 0\.\.1"):
-        Draws().accepts(probability, 0)
+        RandomStream().accepts(probability, 0)
 
 
-class Lowest(Draws):
-    """Draws whose every number is 0, the least that `Draws.uniform` can give."""
+class Lowest(RandomStream):
+    """A stream whose every number is 0, the least that `RandomStream.uniform` can give."""
 
     def uniform(self, position, purpose) -> float:
         return 0.0
@@ -317,11 +322,13 @@ class Lowest(Draws):
 def test_u_of_0_accepts_any_probability_but_0() -> None:
     assert not Lowest().accepts(0.0, 3)
     assert Lowest().accepts(5e-324, 3)
-    assert all(Draws().accepts(1.0, position) and not Draws().accepts(0.0, position) for position in range(200))
+    assert all(
+        RandomStream().accepts(1.0, position) and not RandomStream().accepts(0.0, position) for position in range(200)
+    )
 
 
 def test_a_draft_sampler_is_the_only_way_to_a_softmax_q() -> None:
-    sampler = DraftSampler(Draws(seed=2), 10, Sampling(temperature=0.8, top_k=4))
+    sampler = DraftSampler(RandomStream(seed=2), 10, Sampling(temperature=0.8, top_k=4))
     for row in range(3):
         sampler.draw(LOGITS[row].astype(mx.bfloat16))
     proposal = Proposal.sampled(sampler, (0.5, 0.5, 0.5))
@@ -340,7 +347,7 @@ def test_a_draft_sampler_is_the_only_way_to_a_softmax_q() -> None:
 
 
 def test_a_part_of_a_sampled_proposal() -> None:
-    sampler = DraftSampler(Draws(seed=2), 10, Sampling(temperature=1.0))
+    sampler = DraftSampler(RandomStream(seed=2), 10, Sampling(temperature=1.0))
     tokens = [int(sampler.draw(LOGITS[row])) for row in range(4)]
     part = sampler.part(1, 3)
     assert part.tokens == tuple(tokens[1:3])
@@ -351,7 +358,7 @@ def test_a_part_of_a_sampled_proposal() -> None:
 
 
 def test_a_drafters_vocabulary_may_be_smaller_than_the_targets() -> None:
-    sampler = DraftSampler(Draws(), 0, Sampling(temperature=1.0))
+    sampler = DraftSampler(RandomStream(), 0, Sampling(temperature=1.0))
     sampler.draw(LOGITS[0])
     proposal = Proposal.sampled(sampler)
     assert mx.exp(proposal.draft_logprobs(43))[0, 40:].tolist() == [0, 0, 0]
@@ -361,6 +368,6 @@ def test_a_drafters_vocabulary_may_be_smaller_than_the_targets() -> None:
 
 def test_drafts_are_sampled_with_a_temperature_and_no_history() -> None:
     with pytest.raises(UserError, match="temperature above 0"):
-        DraftSampler(Draws(), 0, Sampling())
+        DraftSampler(RandomStream(), 0, Sampling())
     with pytest.raises(UserError, match="do not know penalties"):
-        DraftSampler(Draws(), 0, Sampling(temperature=1.0, presence_penalty=1.0))
+        DraftSampler(RandomStream(), 0, Sampling(temperature=1.0, presence_penalty=1.0))

@@ -9,13 +9,13 @@ from models import Model
 from spec import (
     BlockPlan,
     BlockVerifier,
-    Draws,
-    FixedBlock,
+    FixedPolicy,
     FoldedLoop,
     NgramDrafter,
     NoneDrafter,
     OracleDrafter,
     Proposal,
+    RandomStream,
     RejectionVerifier,
     RollbackCommit,
     SampleMatchVerifier,
@@ -77,7 +77,7 @@ def test_end_of_sequence_as_the_first_draft_is_verified_alone() -> None:
     assert (account.proposed, account.full, account.draft_len_hist, account.num_pending) == (4, 1, {4: 1}, 0)
 
 
-class PlannedBlock(FixedBlock):
+class PlannedPolicy(FixedPolicy):
     """Skips by a plan: a kind of skip, or nothing, by round."""
 
     def plan(self, history):
@@ -100,7 +100,7 @@ def test_counters_are_ds4s() -> None:
     """no_draft includes the scheduler's skips; tail rounds are no cycles; a foreign id is no proposal."""
     target = ScriptedTarget(SCRIPT)
     drafter = MoodyDrafter(SCRIPT, frozenset({12, 13}))
-    done = run(target, drafter, 3, 16, {"block": PlannedBlock(gamma=3)})
+    done = run(target, drafter, 3, 16, {"block": PlannedPolicy(gamma=3)})
     assert [item.outcome for item in done.rounds] == [
         *("no_draft", "no_draft", "invalid", "no_draft"),  # skip, empty, foreign id, skip
         *("full", "miss_first", "full", "tail_skip", "tail_skip"),
@@ -141,7 +141,7 @@ def test_rounds_and_sampled_tokens_are_the_folded_loops(tiny_model: Model, draft
     def rounds_of(shape, gamma: int, reference=None, commit=None):
         parts = {"verifier": verifier} | ({"commit": commit} if commit else {})
         loop = make_loop(session(tiny_model, drafter, 4), drafter, gamma, shape, **parts)
-        return collect(loop.rounds(prompt, max_tokens=24, draws=Draws(seed=1), reference=reference or (0,)))
+        return collect(loop.rounds(prompt, max_tokens=24, draws=RandomStream(seed=1), reference=reference or (0,)))
 
     plain = rounds_of(FoldedLoop, 0).tokens
     assert rounds_of(SeparateLoop, 0).tokens == plain
@@ -187,7 +187,7 @@ def test_the_law_is_the_targets(verifier) -> None:
     )
     counts, outcomes = Counter(), Counter()
     for seed in range(600):
-        done = collect(loop.rounds((0,), max_tokens=5, draws=Draws(seed=seed)))
+        done = collect(loop.rounds((0,), max_tokens=5, draws=RandomStream(seed=seed)))
         counts[done.tokens[1:4]] += 1
         outcomes.update(item.outcome for item in done.rounds)
     assert min(outcomes[name] for name in ("full", "partial", "miss_first")) > 50

@@ -12,15 +12,15 @@ TOKENS = random_tokens(40, seed=11)[0].tolist()
 
 
 def test_a_pass_returns_logits_and_tapped_features_of_every_row(tiny_model: Model) -> None:
-    session = TargetSession(tiny_model, taps=(0, 2), max_rollback=4)
-    absorbed = session.absorb(TOKENS[:10])
+    session = TargetSession(tiny_model, tapped_layers=(0, 2), max_rollback=4)
+    prefilled = session.prefill(TOKENS[:10])
     passed = session.forward(TOKENS[10:16])
-    logits, features = tiny_model(mx.array([TOKENS[:16]]), taps=(0, 2))
+    logits, features = tiny_model(mx.array([TOKENS[:16]]), tapped_layers=(0, 2))
     hidden = tiny_model.args.hidden_size
-    assert absorbed.shape == (10, 2 * hidden)
+    assert prefilled.shape == (10, 2 * hidden)
     assert passed.features.shape == (6, 2 * hidden)
     assert passed.logits.shape == (6, tiny_model.args.vocab_size)
-    assert mx.allclose(mx.concatenate([absorbed, passed.features]), features[0], atol=1e-5)
+    assert mx.allclose(mx.concatenate([prefilled, passed.features]), features[0], atol=1e-5)
     assert mx.allclose(passed.logits, logits[0, 10:], atol=1e-4)
     assert session.offset == 16
     first = passed.first(2)
@@ -30,7 +30,7 @@ def test_a_pass_returns_logits_and_tapped_features_of_every_row(tiny_model: Mode
 
 def test_without_taps_there_are_no_features(tiny_model: Model) -> None:
     session = TargetSession(tiny_model)
-    assert session.absorb(TOKENS[:3]) is None
+    assert session.prefill(TOKENS[:3]) is None
     passed = session.forward(TOKENS[3:5])
     assert passed.features is None
     assert passed.first(1).features is None
@@ -39,7 +39,7 @@ def test_without_taps_there_are_no_features(tiny_model: Model) -> None:
 def test_a_snapshot_can_be_restored_again_and_again(tiny_model: Model) -> None:
     session = TargetSession(tiny_model, max_rollback=6)
     empty = session.snapshot()
-    session.absorb(TOKENS[:18])
+    session.prefill(TOKENS[:18])
     taken = session.snapshot()
     rows = reachable_rows(session.cache, tiny_model.args)
     expected = session.forward(TOKENS[18:24]).logits
@@ -50,13 +50,13 @@ def test_a_snapshot_can_be_restored_again_and_again(tiny_model: Model) -> None:
         assert mx.array_equal(session.forward(TOKENS[18:24]).logits, expected)
     session.restore(empty)
     assert session.offset == 0
-    session.absorb(TOKENS[:18])
+    session.prefill(TOKENS[:18])
     assert mx.array_equal(session.forward(TOKENS[18:24]).logits, expected)
 
 
 def test_trim_takes_back_exactly_and_refuses_more_than_the_headroom(tiny_model: Model) -> None:
     session = TargetSession(tiny_model, max_rollback=6)
-    session.absorb(TOKENS[:18])
+    session.prefill(TOKENS[:18])
     rows = reachable_rows(session.cache, tiny_model.args)
     session.forward(TOKENS[18:24])
     session.trim(0)
@@ -70,7 +70,7 @@ def test_trim_takes_back_exactly_and_refuses_more_than_the_headroom(tiny_model: 
 
 def test_rewind_mends_layers_that_stand_apart(tiny_model: Model) -> None:
     session = TargetSession(tiny_model, max_rollback=6)
-    session.absorb(TOKENS[:18])
+    session.prefill(TOKENS[:18])
     rows = reachable_rows(session.cache, tiny_model.args)
     session.forward(TOKENS[18:22])
     session.cache[0].trim(4)  # as if the pass had failed before this layer
@@ -80,7 +80,7 @@ def test_rewind_mends_layers_that_stand_apart(tiny_model: Model) -> None:
 
 def test_the_context_is_a_limit(tiny_model: Model) -> None:
     session = TargetSession(tiny_model, context=20)
-    session.absorb(TOKENS[:18])
+    session.prefill(TOKENS[:18])
     session.forward(TOKENS[18:20])
     with pytest.raises(UserError, match="context holds 20 tokens, wanted 1 more after 20"):
         session.forward(TOKENS[20:21])

@@ -55,7 +55,7 @@ def test_stop_strings_across_rounds(gamma: int) -> None:
         assert decode(done.tokens, TOKENIZER, (stop,)) == TEXT[: TEXT.index(stop)]
         # the last token completes the stop string: without it the string is not there
         assert stop in TOKENIZER.decode(list(done.tokens))
-        if not stop.endswith(" "):  # mlx-lm's detokeniser holds a lone space back until the next token
+        if not stop.endswith(" "):  # mlx-lm's detokenizer holds a lone space back until the next token
             assert stop not in TOKENIZER.decode(list(done.tokens[:-1])), stop
 
 

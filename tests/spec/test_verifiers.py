@@ -10,11 +10,11 @@ from models import Model
 from spec import (
     BlockVerifier,
     DraftSampler,
-    Draws,
     GreedyVerifier,
     NgramDrafter,
     OracleDrafter,
     Proposal,
+    RandomStream,
     RejectionVerifier,
     SampleMatchVerifier,
     Sampling,
@@ -27,7 +27,7 @@ from tests.random_models import random_tokens
 from tests.spec.doubles import make_loop, session
 from tests.spec.enumeration import law_of
 
-DRAWS = Draws(seed=9)
+DRAWS = RandomStream(seed=9)
 PROMPT = random_tokens(12, seed=9)[0].tolist()
 GREEDY = [GreedyVerifier(), SampleMatchVerifier(), RejectionVerifier(), BlockVerifier()]
 PLAIN = Sampling(temperature=1.0)
@@ -58,7 +58,7 @@ def one_hot(wanted: list[int], vocab_size: int = 8) -> mx.array:
 def next_law(verifier, proposal: Proposal, logits: mx.array) -> dict:
     """The exact law of (accepted, next token) of one call."""
 
-    def program(draws: Draws) -> tuple[int, int]:
+    def program(draws: RandomStream) -> tuple[int, int]:
         verdict = verifier.accept(proposal, logits, 5, draws)
         return verdict.accepted, verdict.next_token
 
@@ -94,7 +94,7 @@ def test_an_empty_proposal_yields_a_bonus(verifier) -> None:
 def test_ties_go_to_the_lowest_id(verifier) -> None:
     logits = mx.array([[0.0, 2.0, 2.0]])
     for seed in range(20):
-        assert verifier.accept(Proposal(reason="none"), logits, 0, Draws(seed=seed)).next_token == 1
+        assert verifier.accept(Proposal(reason="none"), logits, 0, RandomStream(seed=seed)).next_token == 1
     for drafted, accepted in ((1, 1), (2, 0)):
         verdict = verifier.accept(Proposal(tokens=(drafted,)), mx.concatenate([logits, logits]), 0, DRAWS)
         assert (verdict.accepted, verdict.next_token) == (accepted, 1)
@@ -225,7 +225,7 @@ def test_p_of_0_rejects_with_certainty(verifier_class, is_sampled: bool) -> None
     assert {accepted for accepted, _ in law} == {0}
     assert {token for _, token in law} <= {2, 3}
     for seed in range(50):
-        assert verifier.accept(proposal, logits, 4, Draws(seed=seed)).accepted == 0
+        assert verifier.accept(proposal, logits, 4, RandomStream(seed=seed)).accepted == 0
 
 
 @pytest.mark.parametrize("verifier", RATIO)
@@ -239,8 +239,8 @@ def test_equal_distributions_accept_with_certainty(verifier) -> None:
     assert sum(law.values()) == pytest.approx(1)
 
 
-class Refusing(Draws):
-    """Draws that reject whatever they may."""
+class Refusing(RandomStream):
+    """A stream that reject whatever they may."""
 
     def accepts(self, probability: float, position: int) -> bool:
         return False
@@ -289,8 +289,8 @@ def test_rows_that_do_not_fit_the_proposal_are_refused(verifier) -> None:
         verifier.accept(Proposal(tokens=(1, 1)), mx.zeros((2, 4)), 0, DRAWS)
 
 
-class Lowest(Draws):
-    """Draws whose every number is 0."""
+class Lowest(RandomStream):
+    """A stream whose every number is 0."""
 
     def uniform(self, position, purpose) -> float:
         return 0.0
@@ -333,7 +333,7 @@ def test_keyed_draws_follow_the_enumerated_law(verifier, is_sampled: bool) -> No
     law = next_law(verifier, proposal, logits)
     counts = dict.fromkeys(law, 0)
     for seed in range(1500):
-        verdict = verifier.accept(proposal, logits, 5, Draws(seed=seed))
+        verdict = verifier.accept(proposal, logits, 5, RandomStream(seed=seed))
         counts[verdict.accepted, verdict.next_token] += 1
     observed, expected = np.array(list(counts.values())), 1500 * np.array(list(law.values()))
     # 99.9th percentile for at most 8 degrees of freedom
@@ -347,7 +347,7 @@ def test_sampled_tokens_are_those_of_plain_sampling_under_the_same_seed(tiny_mod
 
     def run(drafter, gamma: int, seed: int, reference=None):
         loop = make_loop(session(tiny_model, drafter, gamma), drafter, gamma, verifier=verifier)
-        return collect(loop.rounds(PROMPT, max_tokens=24, draws=Draws(seed=seed), reference=reference))
+        return collect(loop.rounds(PROMPT, max_tokens=24, draws=RandomStream(seed=seed), reference=reference))
 
     plain = run(NgramDrafter(), 0, 1).tokens
     assert len(plain) == 24
@@ -366,7 +366,7 @@ def test_a_seed_gives_the_same_tokens_twice_and_under_other_traffic(tiny_model: 
     loop = make_loop(session(tiny_model, drafter, 3), drafter, 3, verifier=verifier)
 
     def run(stream: str) -> tuple[int, ...]:
-        return collect(loop.rounds(PROMPT, max_tokens=12, draws=Draws(seed=4, stream=stream))).tokens
+        return collect(loop.rounds(PROMPT, max_tokens=12, draws=RandomStream(seed=4, stream=stream))).tokens
 
     first = run("one")
     assert run("two") != first

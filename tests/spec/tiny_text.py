@@ -28,7 +28,7 @@ def make_tokenizer(size: int | None = None, merges: tuple[tuple[str, str], ...] 
 
 
 def wrapped_tokenizer(merges: tuple[tuple[str, str], ...] = ()) -> TokenizerWrapper:
-    """All 256 bytes, in mlx-lm's wrapper, with the detokeniser that it picks for byte-level vocabularies."""
+    """All 256 bytes, in mlx-lm's wrapper, with the detokenizer that it picks for byte-level vocabularies."""
     return TokenizerWrapper(make_tokenizer(merges=merges), BPEStreamingDetokenizer)
 
 

@@ -13,12 +13,12 @@ from experiments.evaluation.drafters import Features
 from experiments.evaluation.walk import walk
 from models import Model, load, load_dspark, load_model
 from models.dspark import DSparkConfig, Network
-from models.quantization import dequantise
+from models.quantization import dequantize
 from spec import (
-    Draws,
     DSparkDrafter,
     NgramDrafter,
     OracleDrafter,
+    RandomStream,
     Round,
     SampleMatchVerifier,
     Sampling,
@@ -73,16 +73,16 @@ def test_every_block_is_the_drafter_s_own(target: Model, name: str, request: pyt
     network: Network = request.getfixturevalue(name)
     texts = [random_tokens(length, vocab_size=96, seed=length)[0].tolist() for length in (31, 44)]
     (batch,) = batches([recorded(text, 3) for text in texts])
-    features = Features(target, batch.tokens).at(network.taps)
+    features = Features(target, batch.tokens).at(network.tapped_layers)
     spans = [range(1, 30), range(7, 43)]
     found = draft_everywhere(network, batch.tokens, features, spans)
     for text, span, blocks in zip(texts, spans, found, strict=True):
         drafter, decoding = DSparkDrafter(network), session(target, DSparkDrafter(network))
-        seen = decoding.absorb(text)
+        seen = decoding.prefill(text)
         for at in span:
             drafter.reset(0)
             drafter.observe(text[:at], None if seen is None else seen[:at])
-            proposal = drafter.propose(text[at], at, network.block_size, Draws())
+            proposal = drafter.propose(text[at], at, network.block_size, RandomStream())
             assert blocks.first == span.start
             assert tuple(blocks.drafts[at - span.start].tolist()) == proposal.tokens
             sure = 1 / (1 + np.exp(-blocks.confidence_logits[at - span.start]))
@@ -93,7 +93,7 @@ def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Mo
     """Chances against the target's logits after the very tokens, two sequences in one batch."""
     texts = [random_tokens(length, vocab_size=96, seed=length)[0].tolist() for length in (31, 44)]
     (batch,) = batches([recorded(text, 3, 1.0) for text in texts])
-    logits, features = target(batch.tokens, taps=network.taps)
+    logits, features = target(batch.tokens, tapped_layers=network.tapped_layers)
     spans = [range(1, 26), range(7, 39)]
     key = mx.random.key(3)
     found = draft_everywhere(network, batch.tokens, features, spans, Recorded(logits=logits, temperature=2.0, key=key))
@@ -119,14 +119,14 @@ def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Mo
 
 
 @pytest.mark.parametrize("quant", ["q4", "mxfp4"])
-def test_dequantised_weights_draft_as_quantised_ones(quant: str) -> None:
+def test_dequantized_weights_draft_as_quantized_ones(quant: str) -> None:
     model = load_model("models/pretrained/tiny", "float32")
-    quantised, plain = (load_dspark(target=model, quant=quant) for _ in range(2))
-    dequantise(plain, mx.float32)
-    context = [mx.random.normal((2, 9, model.args.head_dim), key=mx.random.key(1))] * quantised.num_stages
+    quantized, plain = (load_dspark(target=model, quant=quant) for _ in range(2))
+    dequantize(plain, mx.float32)
+    context = [mx.random.normal((2, 9, model.args.head_dim), key=mx.random.key(1))] * quantized.num_stages
     anchors = mx.array([40, 900])
-    ours, theirs = plain.draft(anchors, 9, context, 2), quantised.draft(anchors, 9, context, 2)
-    # Token tables of the mxfp formats give bfloat16, in which the quantised Markov product then rounds.
+    ours, theirs = plain.draft(anchors, 9, context, 2), quantized.draft(anchors, 9, context, 2)
+    # Token tables of the mxfp formats give bfloat16, in which the quantized Markov product then rounds.
     assert mx.allclose(ours.logits, theirs.logits, atol=1e-3 if quant == "q4" else 0.3)
     assert not mx.allclose(ours.logits, load_dspark(target=model).draft(anchors, 9, context, 2).logits, atol=0.5)
 
@@ -146,7 +146,7 @@ def test_the_shipped_pair_s_walk_is_its_loop() -> None:
         looped.append(list(done.rounds))
     (batch,) = batches(sequences)
     assert batch.numbers == (0, 1)
-    features = Features(model, batch.tokens).at(network.taps)
+    features = Features(model, batch.tokens).at(network.tapped_layers)
     spans = [range(one.start, len(one.tokens) - 1) for one in sequences]
     found = draft_everywhere(network, batch.tokens, features, spans)
     walked = [
@@ -188,7 +188,7 @@ def test_a_drafter_sees_every_token_once_and_features_beside_it(target: Model, n
     assert [item.accepted for item in rounds] == [3, 3]
 
     text = random_tokens(30, vocab_size=96, seed=1)[0].tolist()
-    features = session(target, DSparkDrafter(network)).absorb(text)
+    features = session(target, DSparkDrafter(network)).prefill(text)
     dspark: Drafter = DSparkDrafter(network)
     rounds = walk(recorded(text, 20), dspark, features, 5)
     assert sum(len(item.tokens) for item in rounds) == 9

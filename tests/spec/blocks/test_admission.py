@@ -8,12 +8,12 @@ import pytest
 
 from models import load_dspark, load_model
 from spec import (
-    ConfidenceBlock,
+    ConfidencePolicy,
     CostTable,
-    Draws,
     DSparkDrafter,
     Proposal,
-    ThroughputBlock,
+    RandomStream,
+    ThroughputPolicy,
     collect,
 )
 from tests.random_models import random_tokens
@@ -43,7 +43,7 @@ def length_of(admits: Callable[[tuple[float, ...]], bool], confidences: tuple[fl
     ],
 )
 def test_threshold(threshold: float, confidences: tuple[float, ...], length: int) -> None:
-    policy = ConfidenceBlock(threshold=threshold)
+    policy = ConfidencePolicy(threshold=threshold)
     assert length_of(policy.admits, confidences) == length
     assert policy.plan(history()).gamma == 5
 
@@ -53,12 +53,12 @@ APPENDIX_A = Table((1.0, 1 / 0.5, 1 / 0.45), 0.0)
 
 
 def test_throughput_by_hand() -> None:
-    policy = ThroughputBlock(gamma=2, costs=APPENDIX_A)
+    policy = ThroughputPolicy(gamma=2, costs=APPENDIX_A)
     # Theta(0) = 1, Theta(1) = (1 + c1) * .5: never above
     assert length_of(policy.admits, (0.8, 0.9)) == 0
     assert length_of(policy.admits, (1.0, 1.0)) == 0  # exactly 1 does not rise
     # M5 Max with 5 ms a proposal: (1 + c) / 48.6 > 1 / 33 from c = .473
-    policy = ThroughputBlock(costs=M5_MAX)
+    policy = ThroughputPolicy(costs=M5_MAX)
     assert [length_of(policy.admits, (c,)) for c in (0.47, 0.48)] == [0, 1]
     # all certain: 1/33, 2/48.6, 3/64.7, 4/70.8, 5/79.5, 6/88.2 rise throughout
     assert length_of(policy.admits, (1.0,) * 5) == 5
@@ -70,7 +70,7 @@ def test_throughput_by_hand() -> None:
 
 def test_throughput_charges_the_call_to_an_empty_proposal() -> None:
     costs = CostTable(name="test", passes={1: 28.0, 2: 43.6}, propose={0: 4.0, 1: 6.0})
-    policy = ThroughputBlock(gamma=1, costs=costs)
+    policy = ThroughputPolicy(gamma=1, costs=costs)
     # (1 + c) / 49.6 > 1 / 32 from c = .55
     assert [length_of(policy.admits, (c,)) for c in (0.54, 0.56)] == [0, 1]
 
@@ -96,7 +96,7 @@ def law_of_first_token(submits: Callable[[int], bool]) -> tuple[float, float]:
 
 
 def test_appendix_a_the_early_stop_keeps_the_law() -> None:
-    policy = ThroughputBlock(gamma=2, costs=APPENDIX_A)
+    policy = ThroughputPolicy(gamma=2, costs=APPENDIX_A)
     assert law_of_first_token(lambda token: length_of(policy.admits, (FIRST, SECOND[token])) > 0) == pytest.approx(P)
     # and so does drafting always, which asks nothing
     assert law_of_first_token(lambda token: True) == pytest.approx(P)
@@ -114,7 +114,7 @@ def test_appendix_a_a_retrospective_search_breaks_it() -> None:
     assert law_of_first_token(lambda token: best_length(token) > 0) == pytest.approx((0.85, 0.15))
 
 
-@pytest.mark.parametrize("policy", [ConfidenceBlock(), ThroughputBlock(costs=M5_MAX)])
+@pytest.mark.parametrize("policy", [ConfidencePolicy(), ThroughputPolicy(costs=M5_MAX)])
 def test_a_token_is_decided_on_before_anything_later_is_known(policy) -> None:
     """Whatever later confidences are, the decision about token k is that of the prefix."""
     for later in ((0.0,), (1.0,), (0.5, 1.0)):
@@ -125,8 +125,8 @@ def test_a_token_is_decided_on_before_anything_later_is_known(policy) -> None:
 
 def test_confidence_pays_where_it_is_informative() -> None:
     right, confidence = calibrated(2000, 0.2, 1.0)
-    blind = simulate(ConfidenceBlock(threshold=0.0), right, confidence=confidence)
-    for policy in (ConfidenceBlock(), ThroughputBlock(costs=M5_MAX)):
+    blind = simulate(ConfidencePolicy(threshold=0.0), right, confidence=confidence)
+    for policy in (ConfidencePolicy(), ThroughputPolicy(costs=M5_MAX)):
         assert simulate(policy, right, confidence=confidence).speedup > blind.speedup + 0.1
 
 
@@ -137,21 +137,21 @@ def drafter() -> tuple[DSparkDrafter, DSparkDrafter, object]:
     network = load_dspark(FIXTURES / "dspark" / "flashlike", target=target)
     made = DSparkDrafter(network), DSparkDrafter(network, proposal="sampled")
     for one in made:
-        one.observe(PROMPT, session(target, one).absorb(PROMPT))
+        one.observe(PROMPT, session(target, one).prefill(PROMPT))
     return (*made, target)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("limit", range(6))
 def test_dspark_stops_at_the_first_refusal(drafter, kind: int, limit: int) -> None:
-    whole = drafter[kind].propose(7, len(PROMPT), 5, Draws())
+    whole = drafter[kind].propose(7, len(PROMPT), 5, RandomStream())
     asked = []
 
     def admits(confidences: tuple[float, ...]) -> bool:
         asked.append(confidences)
         return len(confidences) <= limit
 
-    proposal = drafter[kind].propose(7, len(PROMPT), 5, Draws(), admits)
+    proposal = drafter[kind].propose(7, len(PROMPT), 5, RandomStream(), admits)
     assert asked == [whole.confidence[: count + 1] for count in range(min(limit + 1, 5))]
     assert proposal.tokens == whole.tokens[:limit]
     assert proposal.confidence == whole.confidence[: limit + 1]  # what was asked about, the refused one included
@@ -185,7 +185,7 @@ class SureDrafter(PlannedDrafter):
 def test_through_the_loop() -> None:
     script = tuple(at % 29 for at in range(200))
     wrong = frozenset(range(9, 100, 7)) | frozenset(range(40, 60))
-    loop = make_loop(ScriptedTarget(script), SureDrafter(script, wrong), block=ConfidenceBlock())
+    loop = make_loop(ScriptedTarget(script), SureDrafter(script, wrong), block=ConfidencePolicy())
     done = collect(loop.rounds(script[:4], max_tokens=90))
     assert done.tokens == script[4:94]
     assert {item.outcome for item in done.rounds[:-1]} == {"full", "no_draft"}  # no wrong draft was ever proposed

@@ -3,32 +3,32 @@
 import pytest
 
 from spec import (
-    AutoBlock,
+    AutoPolicy,
     BlockPolicy,
-    BreakEvenBlock,
-    CappedBlock,
-    ConfidenceBlock,
-    Ds4SchedulerBlock,
-    FixedBlock,
-    SingleJumpBlock,
-    StagedBlock,
-    ThroughputBlock,
-    WindowBlock,
+    BreakEvenPolicy,
+    CappedPolicy,
+    ConfidencePolicy,
+    Ds4SchedulerPolicy,
+    FixedPolicy,
+    SingleJumpPolicy,
+    StagedPolicy,
+    ThroughputPolicy,
+    WindowPolicy,
 )
 from tests.spec.blocks.simulation import M5_MAX, Table, calibrated, simulate, text
 
 PROSE, JSON = 0.58, 0.87  # a block of 2 loses 18 % on the one, a block of 5 gains 37 % on the other
 POLICIES: dict[str, BlockPolicy] = {
-    "b2": FixedBlock(gamma=2),
-    "b3": FixedBlock(gamma=3),
-    "b5": FixedBlock(gamma=5),
-    "single_jump": SingleJumpBlock(),
-    "staged": StagedBlock(),
-    "capped": CappedBlock(),
-    "window": WindowBlock(),
-    "break_even": BreakEvenBlock(costs=M5_MAX),
-    "ds4_scheduler": Ds4SchedulerBlock(costs=M5_MAX),
-    "auto": AutoBlock(costs=M5_MAX),
+    "b2": FixedPolicy(gamma=2),
+    "b3": FixedPolicy(gamma=3),
+    "b5": FixedPolicy(gamma=5),
+    "single_jump": SingleJumpPolicy(),
+    "staged": StagedPolicy(),
+    "capped": CappedPolicy(),
+    "window": WindowPolicy(),
+    "break_even": BreakEvenPolicy(costs=M5_MAX),
+    "ds4_scheduler": Ds4SchedulerPolicy(costs=M5_MAX),
+    "auto": AutoPolicy(costs=M5_MAX),
 }
 
 
@@ -83,7 +83,7 @@ def test_confidence_behind_the_gate() -> None:
     """Where the drafter knows what it does not know, auto beats both the gate alone and every fixed block."""
     right, confidence = calibrated(3000, 0.1, 1.0)
     got = {name: simulate(policy, right, confidence=confidence).speedup for name, policy in POLICIES.items()}
-    threshold = simulate(ConfidenceBlock(), right, confidence=confidence).speedup
+    threshold = simulate(ConfidencePolicy(), right, confidence=confidence).speedup
     assert got["auto"] > max(got[name] for name in ("b2", "b3", "b5", "break_even"))
     assert got["auto"] > 0.95 * threshold
 
@@ -92,6 +92,6 @@ def test_algorithm_1_stops_at_a_step_that_a_threshold_takes() -> None:
     """The second row of a flat verify pass is dear and the others free: no second token is ever worth it alone."""
     step = Table((27.5, *[66.9] * 5), 8.2)
     right, confidence = calibrated(1000, 0.9, 1.0)
-    greedy = simulate(ThroughputBlock(costs=step), right, step, confidence)
+    greedy = simulate(ThroughputPolicy(costs=step), right, step, confidence)
     assert not any(item.proposed for item in greedy.rounds)
-    assert greedy.speedup < 1 < 1.8 < simulate(AutoBlock(costs=step), right, step, confidence).speedup
+    assert greedy.speedup < 1 < 1.8 < simulate(AutoPolicy(costs=step), right, step, confidence).speedup

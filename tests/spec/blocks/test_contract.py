@@ -8,36 +8,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec import (
-    AutoBlock,
+    AutoPolicy,
     BlockPlan,
     BlockPolicy,
-    BreakEvenBlock,
-    CappedBlock,
-    ConfidenceBlock,
-    Ds4SchedulerBlock,
-    FixedBlock,
+    BreakEvenPolicy,
+    CappedPolicy,
+    ConfidencePolicy,
+    Ds4SchedulerPolicy,
+    FixedPolicy,
     Round,
-    SingleJumpBlock,
-    StagedBlock,
-    ThroughputBlock,
+    SingleJumpPolicy,
+    StagedPolicy,
+    ThroughputPolicy,
     UserError,
-    WindowBlock,
+    WindowPolicy,
 )
 from tests.spec.blocks.simulation import M5_MAX, UNJUDGED, Table, full, history, judged, make_round
 
 MAKERS: dict[str, Callable[..., BlockPolicy]] = {
-    "fixed": FixedBlock,
-    "single_jump": SingleJumpBlock,
-    "staged": StagedBlock,
-    "capped": CappedBlock,
-    "window": WindowBlock,
-    "confidence": ConfidenceBlock,
-    "throughput": lambda gamma: ThroughputBlock(gamma=gamma, costs=M5_MAX),
-    "break_even": lambda gamma: BreakEvenBlock(gamma=gamma, costs=M5_MAX, inner=StagedBlock(gamma=gamma)),
-    "ds4_scheduler": lambda gamma: Ds4SchedulerBlock(
-        gamma=gamma, costs=M5_MAX, inner=ConfidenceBlock(gamma=gamma), break_even_window=2
+    "fixed": FixedPolicy,
+    "single_jump": SingleJumpPolicy,
+    "staged": StagedPolicy,
+    "capped": CappedPolicy,
+    "window": WindowPolicy,
+    "confidence": ConfidencePolicy,
+    "throughput": lambda gamma: ThroughputPolicy(gamma=gamma, costs=M5_MAX),
+    "break_even": lambda gamma: BreakEvenPolicy(gamma=gamma, costs=M5_MAX, inner=StagedPolicy(gamma=gamma)),
+    "ds4_scheduler": lambda gamma: Ds4SchedulerPolicy(
+        gamma=gamma, costs=M5_MAX, inner=ConfidencePolicy(gamma=gamma), break_even_window=2
     ),
-    "auto": lambda gamma: AutoBlock(gamma=gamma, costs=M5_MAX),
+    "auto": lambda gamma: AutoPolicy(gamma=gamma, costs=M5_MAX),
 }
 NAMES = sorted(MAKERS)
 
@@ -138,10 +138,10 @@ def test_gamma_is_checked(name: str, gamma: object) -> None:
 @pytest.mark.parametrize(
     ("maker", "name"),
     [
-        (ThroughputBlock, "throughput"),
-        (BreakEvenBlock, "break_even"),
-        (Ds4SchedulerBlock, "ds4_scheduler"),
-        (AutoBlock, "auto"),
+        (ThroughputPolicy, "throughput"),
+        (BreakEvenPolicy, "break_even"),
+        (Ds4SchedulerPolicy, "ds4_scheduler"),
+        (AutoPolicy, "auto"),
     ],
 )
 def test_costs_are_checked(maker: Callable[..., BlockPolicy], name: str) -> None:
@@ -160,17 +160,21 @@ def test_costs_are_checked(maker: Callable[..., BlockPolicy], name: str) -> None
 @pytest.mark.parametrize(
     ("maker", "values", "message"),
     [
-        (CappedBlock, {"ceiling": 0}, "block.ceiling must be a whole number of 1 or more, got 0"),
-        (WindowBlock, {"window": 0}, "block.window must be a whole number of 1 or more"),
-        (WindowBlock, {"grow": 1.5}, r"block.grow must be a number in 0\.\.1, got 1.5"),
-        (WindowBlock, {"shrink": 0.2}, "must not fall, got 0.3, 0.2, 0.85"),
-        (ConfidenceBlock, {"threshold": 1.1}, r"block.threshold must be a number in 0\.\.1"),
-        (ConfidenceBlock, {"threshold": float("nan")}, "block.threshold must be a number"),
-        (AutoBlock, {"threshold": -1, "costs": M5_MAX}, "block.threshold must be a number"),
-        (BreakEvenBlock, {"window": 1, "costs": M5_MAX}, "block.window must be a whole number of 2 or more, got 1"),
-        (BreakEvenBlock, {"max_wait": 2, "costs": M5_MAX}, "block.max_wait must be a whole number of 4 or more, got 2"),
-        (BreakEvenBlock, {"max_loss": 2, "costs": M5_MAX}, "block.max_loss must be a number"),
-        (Ds4SchedulerBlock, {"slow_skip": -1, "costs": M5_MAX}, "block.slow_skip must be a whole number of 0 or more"),
+        (CappedPolicy, {"ceiling": 0}, "block.ceiling must be a whole number of 1 or more, got 0"),
+        (WindowPolicy, {"window": 0}, "block.window must be a whole number of 1 or more"),
+        (WindowPolicy, {"grow": 1.5}, r"block.grow must be a number in 0\.\.1, got 1.5"),
+        (WindowPolicy, {"shrink": 0.2}, "must not fall, got 0.3, 0.2, 0.85"),
+        (ConfidencePolicy, {"threshold": 1.1}, r"block.threshold must be a number in 0\.\.1"),
+        (ConfidencePolicy, {"threshold": float("nan")}, "block.threshold must be a number"),
+        (AutoPolicy, {"threshold": -1, "costs": M5_MAX}, "block.threshold must be a number"),
+        (BreakEvenPolicy, {"window": 1, "costs": M5_MAX}, "block.window must be a whole number of 2 or more, got 1"),
+        (
+            BreakEvenPolicy,
+            {"max_wait": 2, "costs": M5_MAX},
+            "block.max_wait must be a whole number of 4 or more, got 2",
+        ),
+        (BreakEvenPolicy, {"max_loss": 2, "costs": M5_MAX}, "block.max_loss must be a number"),
+        (Ds4SchedulerPolicy, {"slow_skip": -1, "costs": M5_MAX}, "block.slow_skip must be a whole number of 0 or more"),
     ],
 )
 def test_values_are_checked(maker: Callable[..., BlockPolicy], values: dict, message: str) -> None:

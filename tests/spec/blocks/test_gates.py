@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec import (
-    AutoBlock,
+    AutoPolicy,
     BlockPolicy,
-    BreakEvenBlock,
-    ConfidenceBlock,
-    Ds4SchedulerBlock,
-    FixedBlock,
+    BreakEvenPolicy,
+    ConfidencePolicy,
+    Ds4SchedulerPolicy,
+    FixedPolicy,
     Round,
-    StagedBlock,
+    StagedPolicy,
     collect,
 )
 from spec.blocks.prices import Prices
@@ -59,7 +59,7 @@ def test_what_a_round_costs(finished: Round, extra: float) -> None:
 
 
 def test_break_even_backs_off_exponentially_at_zero_acceptance() -> None:
-    policy = BreakEvenBlock(costs=M5_MAX, max_loss=1.0)
+    policy = BreakEvenPolicy(costs=M5_MAX, max_loss=1.0)
     policy.observe(judged(5, 0))  # patience: one round is no verdict
     assert policy.plan(history()).gamma == 5
     policy.observe(judged(5, 0))
@@ -72,7 +72,7 @@ def test_break_even_backs_off_exponentially_at_zero_acceptance() -> None:
 
 def test_break_even_judges_the_rolling_sum() -> None:
     # A full 5 saves 140 - 60.2 = 79.8 ms, a miss loses 60.2.
-    policy = BreakEvenBlock(costs=M5_MAX, window=3)
+    policy = BreakEvenPolicy(costs=M5_MAX, window=3)
     policy.observe(full(5))
     policy.observe(judged(5, 0))  # 19.6
     assert policy.plan(history()).gamma == 5
@@ -88,7 +88,7 @@ def test_break_even_judges_the_rolling_sum() -> None:
 
 
 def test_break_even_takes_a_full_window_to_trust_again() -> None:
-    policy = BreakEvenBlock(costs=M5_MAX, window=3, max_loss=1.0)
+    policy = BreakEvenPolicy(costs=M5_MAX, window=3, max_loss=1.0)
     for _ in range(2):
         policy.observe(judged(5, 0))
     assert pauses(policy) == 4
@@ -104,7 +104,7 @@ def test_break_even_takes_a_full_window_to_trust_again() -> None:
 
 
 def test_break_even_and_rounds_without_a_proposal() -> None:
-    policy = BreakEvenBlock(costs=M5_MAX)
+    policy = BreakEvenPolicy(costs=M5_MAX)
     for item in (make_round("no_room", gamma=0), make_round("no_draft", gamma=0), make_round("tail_skip", gamma=0)):
         policy.observe(item)
     assert policy.state.nets == ()
@@ -115,7 +115,7 @@ def test_break_even_and_rounds_without_a_proposal() -> None:
 
 def test_a_probe_waits_until_the_run_can_afford_it() -> None:
     """Two misses lose 120.4 of an allowance of 2 * 88.2 + 2 % of plain time, a third would be a fourth too many."""
-    policy = BreakEvenBlock(costs=M5_MAX, max_loss=0.02)
+    policy = BreakEvenPolicy(costs=M5_MAX, max_loss=0.02)
     for _ in range(2):
         policy.observe(judged(5, 0))
     assert pauses(policy) == 4
@@ -126,7 +126,7 @@ def test_a_probe_waits_until_the_run_can_afford_it() -> None:
 
 
 @pytest.mark.parametrize("table", [M5_MAX, M3_ULTRA])
-@pytest.mark.parametrize("maker", [None, StagedBlock, ConfidenceBlock])
+@pytest.mark.parametrize("maker", [None, StagedPolicy, ConfidencePolicy])
 @given(
     right=st.lists(st.lists(st.booleans(), min_size=1, max_size=8).map(tuple), max_size=12),
     repeats=st.integers(1, 12),
@@ -135,7 +135,7 @@ def test_a_probe_waits_until_the_run_can_afford_it() -> None:
 )
 @settings(max_examples=40)
 def test_break_even_never_loses_more_than_its_bound(table, maker, right, repeats, sure, max_loss) -> None:
-    policy = BreakEvenBlock(costs=table, inner=maker() if maker else None, max_loss=max_loss)
+    policy = BreakEvenPolicy(costs=table, inner=maker() if maker else None, max_loss=max_loss)
     sequence = [flag for part in right for flag in part * repeats]
     run = simulate(policy, sequence, table, [sure if flag else 0.6 for flag in sequence] if maker else None)
     worst = table.propose + max(table.passes)
@@ -145,7 +145,7 @@ def test_break_even_never_loses_more_than_its_bound(table, maker, right, repeats
 @given(kept=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=80), is_separate=st.booleans())
 @settings(max_examples=60)
 def test_the_bound_holds_with_replay_and_in_either_loop(kept: list[tuple[int, int]], is_separate: bool) -> None:
-    policy = BreakEvenBlock(costs=M3_ULTRA)
+    policy = BreakEvenPolicy(costs=M3_ULTRA)
     prices = Prices.read(M3_ULTRA, 5, "test")
     lost = plain = 0.0
     for proposed, accepted in kept:
@@ -163,24 +163,24 @@ def test_the_bound_holds_with_replay_and_in_either_loop(kept: list[tuple[int, in
 @pytest.mark.parametrize("table", [M5_MAX, M3_ULTRA])
 def test_break_even_disarms_and_arms_again(table: Table) -> None:
     """600 tokens without any acceptance, then a text that is all but certain."""
-    policy = BreakEvenBlock(costs=table)
+    policy = BreakEvenPolicy(costs=table)
     bad, good = [False] * 600, text(600, 0.95)
     off = simulate(policy, bad, table)
     assert off.speedup > 0.93
     assert sum(bool(item.proposed) for item in off.rounds) <= 10
     both = simulate(policy, bad + good, table)
-    alone = simulate(FixedBlock(gamma=5), good, table)
+    alone = simulate(FixedPolicy(gamma=5), good, table)
     spent = both.virtual_ms - off.virtual_ms
     assert spent < 1.35 * alone.virtual_ms  # the wait for a probe, at most max_wait plain tokens
     assert {item.gamma for item in both.rounds[-20:-2]} == {5}
 
 
 def test_the_inner_policy_sees_only_rounds_it_had_part_in() -> None:
-    inner = StagedBlock()
-    policy = BreakEvenBlock(costs=M5_MAX, inner=inner)
+    inner = StagedPolicy()
+    policy = BreakEvenPolicy(costs=M5_MAX, inner=inner)
     policy.observe(full(2))
     assert policy.plan(history()).gamma == inner.plan(history()).gamma == 3
-    assert BreakEvenBlock(costs=M5_MAX, gamma=2, inner=inner).plan(history()).gamma == 2
+    assert BreakEvenPolicy(costs=M5_MAX, gamma=2, inner=inner).plan(history()).gamma == 2
     policy.observe(judged(3, 0))  # 56 - 36.7 for the block of 2, -42.8 for that of 3
     assert pauses(policy) == 4
     assert inner.plan(history()).gamma == 2
@@ -190,8 +190,8 @@ def test_the_inner_policy_sees_only_rounds_it_had_part_in() -> None:
     assert inner.state == 0
 
 
-def ds4(**values) -> Ds4SchedulerBlock:
-    return Ds4SchedulerBlock(costs=M5_MAX, **values)
+def ds4(**values) -> Ds4SchedulerPolicy:
+    return Ds4SchedulerPolicy(costs=M5_MAX, **values)
 
 
 def empty(first: float | None = None) -> Round:
@@ -293,17 +293,17 @@ def test_ds4_sees_the_cost_of_replay() -> None:
 
 
 def test_auto_is_a_threshold_behind_the_gate() -> None:
-    policy = AutoBlock(costs=M5_MAX)
+    policy = AutoPolicy(costs=M5_MAX)
     assert [policy.admits((c,)) for c in (0.69, 0.7)] == [False, True]
-    by_hand = BreakEvenBlock(costs=M5_MAX, inner=ConfidenceBlock())
+    by_hand = BreakEvenPolicy(costs=M5_MAX, inner=ConfidencePolicy())
     right = text(400, 0.6)
     confidence = [0.8 if flag else 0.6 for flag in right]
     assert simulate(policy, right, confidence=confidence) == simulate(by_hand, right, confidence=confidence)
-    replaced = AutoBlock(costs=M5_MAX, inner=StagedBlock())
+    replaced = AutoPolicy(costs=M5_MAX, inner=StagedPolicy())
     assert replaced.plan(history()).gamma == 2
 
 
-@pytest.mark.parametrize("policy", [BreakEvenBlock(costs=M5_MAX), ds4(), AutoBlock(costs=M5_MAX, gamma=3)])
+@pytest.mark.parametrize("policy", [BreakEvenPolicy(costs=M5_MAX), ds4(), AutoPolicy(costs=M5_MAX, gamma=3)])
 def test_through_the_loop_every_undrafted_round_has_a_reason(policy: BlockPolicy) -> None:
     script = tuple(at % 29 for at in range(200))
     drafter = PlannedDrafter(script, frozenset(range(30, 90)))
@@ -312,5 +312,5 @@ def test_through_the_loop_every_undrafted_round_has_a_reason(policy: BlockPolicy
     undrafted = [item for item in done.rounds if not item.proposed]
     assert all(item.reason for item in undrafted)
     assert sum(item.skip == "scheduler" for item in undrafted) > 5
-    assert any(item.skip == "tail" for item in undrafted) == isinstance(policy, Ds4SchedulerBlock)
+    assert any(item.skip == "tail" for item in undrafted) == isinstance(policy, Ds4SchedulerPolicy)
     assert {item.accepted for item in done.rounds[-20:]} & {3, 5}  # on again

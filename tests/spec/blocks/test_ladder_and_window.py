@@ -2,7 +2,7 @@
 
 import pytest
 
-from spec import BlockPolicy, CappedBlock, SingleJumpBlock, StagedBlock, WindowBlock
+from spec import BlockPolicy, CappedPolicy, SingleJumpPolicy, StagedPolicy, WindowPolicy
 from tests.spec.blocks.simulation import UNJUDGED, full, history, judged, make_round
 
 
@@ -23,17 +23,17 @@ def trace(policy: BlockPolicy, results: str) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "results", "gammas"),
     [
-        (SingleJumpBlock(), "FFPFMF", [2, 5, 5, 2, 5, 2, 5]),
-        (StagedBlock(), "FFFPFPFFMF", [2, 3, 5, 5, 2, 3, 2, 3, 5, 2, 3]),
-        (CappedBlock(), "FFFPF", [2, 3, 3, 3, 2, 3]),
-        (CappedBlock(ceiling=4), "FFPF", [2, 3, 4, 2, 3]),
-        (CappedBlock(ceiling=1), "FM", [1, 1, 1]),
-        (CappedBlock(ceiling=9), "FFF", [2, 3, 5, 5]),
-        (SingleJumpBlock(gamma=7), "F", [2, 7]),
-        (StagedBlock(gamma=2), "FFP", [2, 2, 2, 2]),
-        (StagedBlock(gamma=1), "FF", [1, 1, 1]),
+        (SingleJumpPolicy(), "FFPFMF", [2, 5, 5, 2, 5, 2, 5]),
+        (StagedPolicy(), "FFFPFPFFMF", [2, 3, 5, 5, 2, 3, 2, 3, 5, 2, 3]),
+        (CappedPolicy(), "FFFPF", [2, 3, 3, 3, 2, 3]),
+        (CappedPolicy(ceiling=4), "FFPF", [2, 3, 4, 2, 3]),
+        (CappedPolicy(ceiling=1), "FM", [1, 1, 1]),
+        (CappedPolicy(ceiling=9), "FFF", [2, 3, 5, 5]),
+        (SingleJumpPolicy(gamma=7), "F", [2, 7]),
+        (StagedPolicy(gamma=2), "FFP", [2, 2, 2, 2]),
+        (StagedPolicy(gamma=1), "FF", [1, 1, 1]),
         # without a judged proposal the streak neither grows nor ends
-        (StagedBlock(), "UFUFUPU", [2, 2, 3, 3, 5, 5, 2, 2]),
+        (StagedPolicy(), "UFUFUPU", [2, 2, 3, 3, 5, 5, 2, 2]),
     ],
 )
 def test_ladders(policy: BlockPolicy, results: str, gammas: list[int]) -> None:
@@ -42,7 +42,7 @@ def test_ladders(policy: BlockPolicy, results: str, gammas: list[int]) -> None:
 
 
 def test_a_block_that_was_cut_short_counts_as_what_it_was() -> None:
-    policy = StagedBlock()
+    policy = StagedPolicy()
     policy.observe(make_round("full", gamma=2, proposed=1, accepted=1))
     assert policy.plan(history()).gamma == 3
 
@@ -62,16 +62,16 @@ def test_a_block_that_was_cut_short_counts_as_what_it_was() -> None:
     ],
 )
 def test_window_of_five(results: str, gammas: list[int]) -> None:
-    assert trace(WindowBlock(), results) == gammas
+    assert trace(WindowPolicy(), results) == gammas
 
 
 def test_window_halves_a_wide_block() -> None:
     """Width 16 -> 8 -> 4 -> floor, as mlx-vlm counts; gamma is one less."""
-    assert trace(WindowBlock(gamma=15), "MMM") == [15, 7, 3, 3]
+    assert trace(WindowPolicy(gamma=15), "MMM") == [15, 7, 3, 3]
 
 
 def test_window_shrinks_by_a_step_between_collapse_and_hold() -> None:
-    policy = WindowBlock(gamma=9)
+    policy = WindowPolicy(gamma=9)
     policy.observe(judged(9, 4))  # .44, mean 4
     assert policy.plan(history()).gamma == 7
     policy.reset()
@@ -80,7 +80,7 @@ def test_window_shrinks_by_a_step_between_collapse_and_hold() -> None:
 
 
 def test_window_grows_only_with_enough_full_commits() -> None:
-    policy = WindowBlock(gamma=15)
+    policy = WindowPolicy(gamma=15)
     policy.restore(policy.initial()._replace(gamma=9))
     policy.observe(judged(9, 8))  # .89, but no full commit
     assert policy.plan(history()).gamma == 9
@@ -90,7 +90,7 @@ def test_window_grows_only_with_enough_full_commits() -> None:
 
 
 def test_window_forgets_what_is_older() -> None:
-    policy = WindowBlock(window=2, gamma=5)
+    policy = WindowPolicy(window=2, gamma=5)
     for item in (judged(5, 0), full(3), full(3)):
         policy.observe(item)
     assert policy.state.rounds == ((3, 3), (3, 3))
@@ -98,4 +98,4 @@ def test_window_forgets_what_is_older() -> None:
 
 
 def test_a_floor_above_gamma_gives_way() -> None:
-    assert trace(WindowBlock(gamma=2), "MF") == [2, 2, 2]
+    assert trace(WindowPolicy(gamma=2), "MF") == [2, 2, 2]

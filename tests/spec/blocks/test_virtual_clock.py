@@ -1,13 +1,13 @@
-"""The promise of `BreakEvenBlock` through the real loops: what a table's clock shows, in every loop and commit path."""
+"""`BreakEvenPolicy` keeps its promise in the real loops: what a table's clock shows, in every loop and commit path."""
 
 import random
 
 import pytest
 
 from spec import (
-    BreakEvenBlock,
+    BreakEvenPolicy,
     CostTable,
-    FixedBlock,
+    FixedPolicy,
     FoldedLoop,
     PrefixCommit,
     RollbackCommit,
@@ -48,10 +48,10 @@ def virtual_ms(shape, commit, block: BlockPolicy, wrong: frozenset[int]) -> floa
 def test_break_even_keeps_its_bound(shape, commit, rate: float) -> None:
     draw = random.Random(0)
     wrong = frozenset(at for at in range(600) if draw.random() >= rate)
-    policy = BreakEvenBlock(costs=M3_ULTRA)
-    plain = virtual_ms(FoldedLoop, PrefixCommit, FixedBlock(gamma=0), wrong)
+    policy = BreakEvenPolicy(costs=M3_ULTRA)
+    plain = virtual_ms(FoldedLoop, PrefixCommit, FixedPolicy(gamma=0), wrong)
     assert plain == pytest.approx(499 * 27.5)
-    fixed = virtual_ms(shape, commit, FixedBlock(gamma=5), wrong)
+    fixed = virtual_ms(shape, commit, FixedPolicy(gamma=5), wrong)
     ours = virtual_ms(shape, commit, policy, wrong)
     assert ours <= (1 + policy.max_loss) * plain + (policy.patience + 1) * (66.9 + 10.1)
     if fixed > plain:
