@@ -34,8 +34,8 @@ from models import load_model
 from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.repetition import repeated_ngram_share
-from spec.protocols import Round
-from spec.summary import acceptance
+from spec.measure.summary import acceptance
+from spec.rounds import Round
 
 
 @dataclass(kw_only=True)
@@ -94,12 +94,12 @@ def measure(
                         drafts=each.drafts[:, : item.gamma],
                         confidence_logits=each.confidence_logits[:, : item.gamma],
                     )
-                    ours.rounds[number] = walk(one, BlocksDrafter(cut), None, item.gamma)
+                    ours.rounds[number] = walk(one, BlocksDrafter(cut), None, item.gamma, target.args.vocab_size)
                     ours.accepted[number] = accepted_drafts(cut, one.tokens, max(0, len(one.own) - longest))
             else:
                 for row, (number, one) in enumerate(zip(batch.numbers, batch.continuations, strict=True)):
                     seen = None if tapped is None else tapped[row, : len(one.tokens)]
-                    ours.rounds[number] = walk(one, item.drafter, seen, item.gamma)
+                    ours.rounds[number] = walk(one, item.drafter, seen, item.gamma, target.args.vocab_size)
             ours.seconds += time.perf_counter() - started
     return measured
 
@@ -218,7 +218,7 @@ def main(config: DictConfig) -> None:
     """Measures, prints tables and writes ``output``."""
     entries = _chosen(config)
     continuations = load_continuations(
-        _texts(config.continuations), config.target, temperatures=config.temperatures, limit=config.limit
+        _texts(config.continuations), temperatures=config.temperatures, limit=config.limit
     )
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)

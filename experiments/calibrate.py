@@ -188,9 +188,7 @@ def main(config: DictConfig) -> None:
     wanted = _wanted(config)
     path = find_checkpoint(config.drafter or config.target)
     sets = {
-        name: load_continuations(
-            _texts(config[name]), config.target, temperatures=sorted(set(wanted.values())), limit=config.limit
-        )
+        name: load_continuations(_texts(config[name]), temperatures=sorted(set(wanted.values())), limit=config.limit)
         for name in ("fit", "judge")
     }
     judged_on = disjoint(sets["judge"], sets["fit"])

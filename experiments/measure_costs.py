@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.program import run
-from spec import CostTable, RandomStream, TargetSession
+from spec import Context, CostTable, TargetSession
 from spec.measure.environment import backend
-from spec.parts import as_yaml, load_drafter, load_target
+from spec.programs.parts import as_yaml, load_drafter, load_target
 from spec.prompts import encode, load_prompts
 from spec.protocols import Drafter
 
@@ -47,9 +47,10 @@ def measure(
         repeats: times each is run; one more, the first, is not counted.
     """
     session = TargetSession(model, tapped_layers=drafter.tapped_layers, max_rollback=rows)
-    drafter.reset(len(prompt), reference=prompt[: gamma + 1])
-    anchor, position = prompt[-1], len(prompt) - 1
-    drafter.observe(prompt[:-1], session.prefill(prompt[:-1]))
+    drafter.reset(len(prompt))
+    context = Context(prompt, reference=prompt[: gamma + 1], prompt_length=len(prompt))
+    for tokens, features in session.prefill(prompt[:-1]):
+        drafter.observe(tokens, features)
     inputs = [prompt[index % len(prompt)] for index in range(rows)]
     passes, proposals, snapshots, commits = defaultdict(list), defaultdict(list), [], []
     for repeat in range(repeats + 1):
@@ -64,7 +65,7 @@ def measure(
             # A proposal of none is one whose first confidence is refused; a drafter without confidences has no such.
             took, proposal = timed(
                 lambda count=count: drafter.propose(
-                    anchor, position, max(1, count), RandomStream(), None if count else lambda confidences: False
+                    context, max(1, count), None if count else lambda confidences: False
                 )
             )
             if repeat:

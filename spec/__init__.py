@@ -1,23 +1,15 @@
 """Speculative decoding as interchangeable parts: target x drafter x verifier x loop x commit x replay x block policy.
 
-`spec.protocols` says what each part is. The parts by import::
+`spec.reference` is the whole idea in one page, `spec.protocols` says what each part is. In research code::
 
-    from models import load
-    from spec import FixedPolicy, FoldedLoop, GreedyVerifier, NgramDrafter, PrefixCommit, TargetSession, TokenReplay
-    from spec import stream_text
+    from models import load, load_dspark
+    from spec import DSparkDrafter, stream_generate
 
     model, tokenizer = load("models/pretrained/tiny")
-    loop = FoldedLoop(
-        target=TargetSession(model, max_rollback=6),
-        drafter=NgramDrafter(),
-        verifier=GreedyVerifier(),
-        commit=PrefixCommit(),
-        replay=TokenReplay(),
-        block=FixedPolicy(gamma=5),
-    )
-    rounds = loop.rounds(tokenizer.encode("Once"), max_tokens=64, eos=frozenset(tokenizer.eos_token_ids))
-    for piece in stream_text(rounds, tokenizer):
-        print(piece, end="", flush=True)
+    for segment in stream_generate(model, tokenizer, "Once", drafter=DSparkDrafter(load_dspark(target=model))):
+        print(segment.text, end="", flush=True)
+
+and below the text, round by round: ``for finished in FoldedLoop(model, drafter).rounds(Request(prompt=ids))``.
 """
 
 from spec.blocks import (
@@ -28,13 +20,13 @@ from spec.blocks import (
     Costs,
     Ds4SchedulerPolicy,
     FixedPolicy,
+    FullBlockPolicy,
     SingleJumpPolicy,
     StagedPolicy,
     ThroughputPolicy,
     WindowPolicy,
 )
-from spec.clock import VirtualClock
-from spec.commit import FullOnlyCommit, PrefixCommit, RollbackCommit
+from spec.costs import CostTable
 from spec.drafters import (
     DSparkDrafter,
     LanguageModelDrafter,
@@ -43,32 +35,26 @@ from spec.drafters import (
     NoneDrafter,
     OracleDrafter,
 )
-from spec.errors import UserError
-from spec.folded import FoldedLoop
-from spec.generation import Generation, collect
-from spec.loop import SpeculativeLoop
-from spec.measure.costs import CostTable
-from spec.protocols import (
-    BlockPlan,
-    BlockPolicy,
-    CommitPath,
-    Drafter,
-    History,
-    Loop,
-    Proposal,
-    Replay,
-    Round,
-    StopRule,
-    Target,
-    TargetPass,
-    Verdict,
-    Verifier,
+from spec.errors import PartError, UserError
+from spec.loop import (
+    BatchReplay,
+    FoldedLoop,
+    FullOnlyCommit,
+    PrefixCommit,
+    RollbackCommit,
+    SeparateLoop,
+    SpeculativeLoop,
+    Stopwatch,
+    TokenReplay,
 )
-from spec.recording import Recording
-from spec.replay import BatchReplay, TokenReplay
-from spec.sampling import DraftSampler, RandomStream, Sampling
-from spec.separate import SeparateLoop
-from spec.session import TargetSession
+from spec.measure.generation import Generation, collect
+from spec.protocols import BlockPolicy, CommitPath, Drafter, Loop, Replay, StopRule, Target, Verifier
+from spec.randomness import RandomStream
+from spec.rounds import BlockPlan, Context, Proposal, Request, Round, TargetPass, Verdict
+from spec.sampling import DraftSampler, Sampling
+from spec.simulation.recording import Recording
+from spec.streaming import Segment, generate, stream_generate
+from spec.targets import RecordedTarget, TargetSession
 from spec.text import StopStrings, TextStream, stream_text
 from spec.verifiers import BlockVerifier, GreedyVerifier, RejectionVerifier, SampleMatchVerifier
 
@@ -82,6 +68,7 @@ __all__ = [
     "CappedPolicy",
     "CommitPath",
     "ConfidencePolicy",
+    "Context",
     "CostTable",
     "Costs",
     "DSparkDrafter",
@@ -90,32 +77,37 @@ __all__ = [
     "Ds4SchedulerPolicy",
     "FixedPolicy",
     "FoldedLoop",
+    "FullBlockPolicy",
     "FullOnlyCommit",
     "Generation",
     "GreedyVerifier",
-    "History",
     "LanguageModelDrafter",
     "Loop",
     "MTPDrafter",
     "NgramDrafter",
     "NoneDrafter",
     "OracleDrafter",
+    "PartError",
     "PrefixCommit",
     "Proposal",
     "RandomStream",
+    "RecordedTarget",
     "Recording",
     "RejectionVerifier",
     "Replay",
+    "Request",
     "RollbackCommit",
     "Round",
     "SampleMatchVerifier",
     "Sampling",
+    "Segment",
     "SeparateLoop",
     "SingleJumpPolicy",
     "SpeculativeLoop",
     "StagedPolicy",
     "StopRule",
     "StopStrings",
+    "Stopwatch",
     "Target",
     "TargetPass",
     "TargetSession",
@@ -125,8 +117,9 @@ __all__ = [
     "UserError",
     "Verdict",
     "Verifier",
-    "VirtualClock",
     "WindowPolicy",
     "collect",
+    "generate",
+    "stream_generate",
     "stream_text",
 ]

@@ -4,7 +4,11 @@ from itertools import pairwise
 
 
 class UserError(ValueError):
-    """A wish that cannot be met. The message says what was wanted, what came instead, and the remedy."""
+    """Something that the user can mend. The message says what was wanted, what came instead, and the remedy."""
+
+
+class PartError(UserError):
+    """A part that breaks its contract in `spec.protocols`: the message names it, what was wanted and what came."""
 
 
 def one_line(error: BaseException) -> str:

@@ -1,13 +1,14 @@
 """Prompts from JSONL files, and their token ids."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from spec.errors import UserError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ def load_prompts(paths: Sequence[str], *, name: str, limit: int | None = None) -
     ``class``.
 
     Args:
-        paths: JSONL files; a relative one is looked for in the working folder, then in the ``configs`` package.
+        paths: JSONL files; a relative one is looked for in the working folder, then in the library's ``configs``.
         name: class of rows that name none, if they come from one file; otherwise the file's name is.
         limit: most rows of each file; None takes all.
 
@@ -66,21 +67,39 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
         UserError: a conversation meets a tokenizer without a chat template.
     """
     if not prompt.is_chat:
-        text = prompt.turns[0]
-        has_start = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-        return tokenizer.encode(text, add_special_tokens=not has_start)
+        return encode_text(prompt.turns[0], tokenizer)
     if not tokenizer.has_chat_template:
         raise UserError(
             f'prompt {prompt.prompt_id} has "turns", the tokenizer has no chat template: give the text as "prompt"'
         )
-    messages = [
-        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(prompt.turns)
-    ]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    roles = ["assistant" if index % 2 else "user" for index in range(len(prompt.turns))]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, prompt.turns, strict=True)]
+    return encode_messages(messages, tokenizer)
+
+
+def encode_text(text: str, tokenizer: Any) -> list[int]:
+    """Token ids of a plain text; its start is marked once, also where the text begins with the mark."""
+    has_start = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+    return tokenizer.encode(text, add_special_tokens=not has_start)
+
+
+def encode_messages(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
+    """Token ids of a chat that is the assistant's to continue.
+
+    Args:
+        messages: each with ``role`` and ``content``.
+        tokenizer: mlx-lm's wrapper.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    if not tokenizer.has_chat_template:
+        raise UserError("the tokenizer has no chat template: give the prompt as a text")
+    return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)
 
 
 def _find(path: str) -> Path:
-    places = [Path(path).expanduser(), Path(str(files("configs"))) / path]
+    places = [Path(path).expanduser(), CONFIGS / path]
     for place in places:
         if place.is_file():
             return place

@@ -1,51 +1,123 @@
-"""``python -m spec.report <folder>``: the table of a finished run, from its ``summary.json``."""
+"""``python -m spec.report FOLDER...``: one table of runs and sweeps, from their ``summary.json``.
 
+``--csv`` and ``--json`` print the same rows for other programs.
+"""
+
+import argparse
+import csv
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from spec.errors import UserError, one_line
-from spec.measure.records import read_summary
+from spec.errors import UserError
+from spec.measure.records import SUMMARY, read_summary
+from spec.programs.frame import run
 
-WIDTH = 150  # where output goes to a file or a pipe, which has no width of its own
-COLUMNS = ("prompts", "tokens/s", "baseline", "speed-up", "tau", "accepted at", "exactness", "4-grams", "ms a round")
+WIDTH = 100  # where output goes to a file or a pipe, which has no width of its own
 PARTS = ("propose", "snapshot", "verify", "commit", "replay", "target", "other")
 
+Summary = Mapping[str, Any]
 
-def print_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Prints one table, a row a prompt class, and the notes that its figures need.
+
+def print_table(summaries: Sequence[Summary], console: Console) -> None:
+    """Prints one table, a row a job and prompt class, and a line a row about acceptance and time below it.
 
     Args:
-        summary: as in ``summary.json``.
+        summaries: as in ``summary.json``, at least one.
         console: where to.
     """
-    environment = summary["environment"]
-    table = Table(title=f"{summary['experiment']} on {environment['device']} ({environment['backend']})")
-    for column in COLUMNS:
-        table.add_column(column)
-    for row in summary["by_class"]:
-        table.add_row(
-            f"{row['class']} ({row['num_prompts']})",
-            number(row["tokens_per_s"], 1),
-            number(row["baseline_tokens_per_s"], 1),
-            speedup(row),
-            number(row["tau"], 2),
-            " ".join(number(rate, 2) for rate in row["accept_rate_at"]) or "-",
-            exactness(row["exactness"]),
-            number(row["repeated_4gram_share"], 2),
-            time_split(row["account"]),
-        )
+    keys = differing_overrides(summaries)
+    table = Table(title=_title(summaries), box=box.SIMPLE_HEAD, pad_edge=False)
+    for key in keys:
+        table.add_column(key, overflow="fold")
+    for column in ("prompts", "tokens/s", "baseline", "speed-up", "tau", "exactness"):
+        is_number = column in ("tokens/s", "baseline", "tau")
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
+    below = []
+    for summary in summaries:
+        given = parse_overrides(summary)
+        values = [given.get(key, "-") for key in keys]
+        for row in summary["by_class"]:
+            name = f"{row['class']} ({row['num_prompts']})"
+            table.add_row(
+                *values,
+                name,
+                number(row["tokens_per_s"], 1),
+                number(row["baseline_tokens_per_s"], 1),
+                speedup(row),
+                number(row["tau"], 2),
+                row["exactness"]["verdict"],
+            )
+            below.append(f"{' '.join([*values, name])}: {details(row)}")
     console.print(table)
-    console.print(
-        "speed-up: median over repeats (least to most). tau: tokens a round, next token included. "
-        "4-grams: share that repeats an earlier one of the same output.",
-        style="dim",
-    )
-    if summary.get("state") is not None:
-        console.print(state(summary["state"]))
+    for line in below:
+        console.print(line, highlight=False)
+
+
+def print_notes(summaries: Sequence[Summary], console: Console) -> None:
+    """Prints what the figures of a table mean, and what to heed in them."""
+    notes = ["speed-up: median over repeats (least to most). tau: tokens a round, next token included."]
+    baselines = [value for summary in summaries if (value := summary["baseline_tokens_per_s"]) is not None]
+    if len(set(baselines)) > 1:
+        notes.append(
+            f"The baselines lie between {min(baselines):.1f} and {max(baselines):.1f} tokens/s: these jobs were not "
+            "measured in one rotation, so compare their speed-ups and not their speeds."
+        )
+    for note in notes:
+        console.print(note, style="dim", highlight=False)
+    for summary in summaries:
+        if summary.get("state") is not None:
+            console.print(state(summary["state"]), highlight=False)
+
+
+def _title(summaries: Sequence[Summary]) -> str:
+    experiments = dict.fromkeys(summary["experiment"] for summary in summaries)
+    machines = dict.fromkeys(f"{one['device']} ({one['backend']})" for one in (s["environment"] for s in summaries))
+    return f"{', '.join(experiments)} on {', '.join(machines)}"
+
+
+def parse_overrides(summary: Summary) -> dict[str, str]:
+    """The command line's overrides by key; what is local to a folder left out."""
+    pairs = [text.lstrip("+~").partition("=") for text in summary.get("overrides", [])]
+    return {key: value for key, _, value in pairs if not key.startswith("hydra.")}
+
+
+def differing_overrides(summaries: Sequence[Summary]) -> list[str]:
+    """Keys whose values are not the same in all summaries, in the order of the command line."""
+    given = [parse_overrides(summary) for summary in summaries]
+    keys = dict.fromkeys(key for one in given for key in one)
+    return [key for key in keys if len({one.get(key) for one in given}) > 1]
+
+
+def rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """The table as flat objects, a job and prompt class each."""
+    keys = differing_overrides(summaries)
+    return [
+        {
+            "experiment": summary["experiment"],
+            **{key: parse_overrides(summary).get(key) for key in keys},
+            "class": row["class"],
+            **{
+                name: row[name]
+                for name in (
+                    *("num_prompts", "num_tokens", "tokens_per_s", "baseline_tokens_per_s"),
+                    *("speedup", "speedup_min", "speedup_max", "tau", "acceptance_rate", "repeated_4gram_share"),
+                )
+            },
+            "accept_rate_at": " ".join(number(rate, 4) for rate in row["accept_rate_at"]),
+            "exactness": row["exactness"]["verdict"],
+            **{f"{part}_ms": value for part, value in ms_a_round(row["account"]).items()},
+            "net_saved_ms": row["account"]["time_ms"].get("net_saved"),
+        }
+        for summary in summaries
+        for row in summary["by_class"]
+    ]
 
 
 def number(value: float | None, digits: int) -> str:
@@ -60,18 +132,27 @@ def speedup(row: Mapping[str, Any]) -> str:
     return f"{row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})"
 
 
-def exactness(values: Mapping[str, Any]) -> str:
-    """Whether the baseline's tokens came out, or where not, and the worst gap to the argmax."""
+def details(row: Mapping[str, Any]) -> str:
+    """What does not fit into a row of the table: acceptance by position, time by part, repetition."""
     parts = []
-    split = values["first_divergence"]
-    if values["identical_to_baseline"]:
-        parts.append("as baseline")
-    elif split is not None:
-        margin = "" if split["logit_margin"] is None else f", margin {split['logit_margin']:.3g}"
-        parts.append(f"{split['prompt_id']} differs at {split['position']}{margin}")
-    if values["worst_argmax_gap"] is not None:
-        parts.append(f"gap {values['worst_argmax_gap']:.3f} at {values['at']}")
-    return ", ".join(parts) or "not checked"
+    if row["accept_rate_at"]:
+        parts.append(f"accepted at 1 to {len(row['accept_rate_at'])}: ")
+        parts[-1] += " ".join(number(rate, 2) for rate in row["accept_rate_at"])
+    parts.append(f"ms a round: {time_split(row['account'])}")
+    parts.append(f"4-grams that repeat: {number(row['repeated_4gram_share'], 2)}")
+    return "; ".join(parts)
+
+
+def ms_a_round(account: Mapping[str, Any]) -> dict[str, float]:
+    """Milliseconds a round by part; empty without rounds."""
+    if not account["cycles"]:
+        return {}
+    return {part: account["time_ms"].get(part, 0.0) / account["cycles"] for part in PARTS}
+
+
+def time_split(account: Mapping[str, Any]) -> str:
+    """Where a round's time went, parts that took none left out."""
+    return ", ".join(f"{part} {value:.2f}" for part, value in ms_a_round(account).items() if value >= 0.005) or "-"
 
 
 def state(values: Mapping[str, Any]) -> str:
@@ -85,32 +166,56 @@ def state(values: Mapping[str, Any]) -> str:
     )
 
 
-def time_split(account: Mapping[str, Any]) -> str:
-    """Where a round's time went, parts that took none left out."""
-    if not account["cycles"]:
-        return "-"
-    each = {part: account["time_ms"].get(part, 0.0) / account["cycles"] for part in PARTS}
-    return ", ".join(f"{part} {value:.2f}" for part, value in each.items() if value >= 0.005) or "-"
-
-
 def make_console() -> Console:
     """Standard output; wide enough for the table where it is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDTH)
 
 
-def main(arguments: Sequence[str]) -> int:
+def find_summaries(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """The summaries of runs and of every finished job of sweeps, in the order of their folders.
+
+    Raises:
+        UserError: a folder holds none.
+    """
+    found = []
+    for folder in folders:
+        paths = sorted(Path(folder).rglob(SUMMARY), key=_in_number_order)
+        if not paths:
+            raise UserError(f"{folder} holds no {SUMMARY}: wanted the output folder of a finished run or a sweep")
+        found += [read_summary(path.parent) for path in paths]
+    return found
+
+
+def _in_number_order(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """The program. Returns its exit code."""
-    console = make_console()
-    try:
-        if len(arguments) != 1:
-            raise UserError("usage: python -m spec.report <output folder of a run>")
-        print_summary(read_summary(arguments[0]), console)
-    except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    return 0
+    parser = argparse.ArgumentParser(prog="python -m spec.report", description="One table of runs and sweeps.")
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="output folder of a run or of a sweep")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="the rows as comma-separated values")
+    form.add_argument("--json", action="store_true", help="the rows as a JSON list")
+    chosen = parser.parse_args(arguments)
+
+    def program() -> None:
+        summaries = find_summaries(chosen.folders)
+        if chosen.json:
+            print(json.dumps(rows(summaries), indent=2, ensure_ascii=False))
+        elif chosen.csv:
+            flat = rows(summaries)
+            writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for row in flat for key in row)))
+            writer.writeheader()
+            writer.writerows(flat)
+        else:
+            console = make_console()
+            print_table(summaries, console)
+            print_notes(summaries, console)
+
+    return run(program)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,57 +1,88 @@
 """``python -m spec.run +experiment=prose_b5``: the main program. Options are those of the files in ``configs/``."""
 
-import os
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from spec.errors import UserError, one_line
-from spec.experiment import finished_summary, run_experiment
-from spec.report import make_console, print_summary
+from spec.errors import UserError
+from spec.programs.frame import CONFIGS, complain, run
+from spec.programs.job import Job, Outcome, run_jobs
+from spec.report import make_console, print_notes, print_table
 
 
 def main() -> int:
-    """Runs the jobs of the command line. Returns the exit code: 2 if one of them had an error of the user's to mend."""
+    """Runs the jobs of the command line. Returns the exit code: 2 if one had an error that the user can mend."""
+    swept: list[Job] = []
     failed: list[UserError] = []
 
-    @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
+    @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="config")
     def job(config: DictConfig) -> float | None:
-        output = Path(HydraConfig.get().runtime.output_dir)
-        try:
-            # A sweep that is started again in its own folder goes on where it was interrupted.
-            is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-            if is_sweep and (done := finished_summary(config, output)) is not None:
-                print(f"{output}: finished before with this configuration, skipped")
-                return done["tokens_per_s"]
-            summary = run_experiment(config, output, Console(stderr=True))
-        except UserError as error:  # the other jobs of a sweep go on
-            failed.append(error)
-            _complain(error)
+        settings = HydraConfig.get()
+        one = Job(
+            config=config,
+            output=Path(settings.runtime.output_dir),
+            overrides=tuple(settings.overrides.task),
+            choices={group: str(choice) for group, choice in settings.runtime.choices.items()},
+        )
+        if _is_whole_sweep(settings):
+            swept.append(one)  # run together below, so that their speeds compare
             return None
-        print_summary(summary, make_console())
-        return summary["tokens_per_s"]
+        (outcome,) = _run([one], resumes=False)
+        if isinstance(outcome, UserError):
+            failed.append(outcome)
+            return None
+        return outcome["tokens_per_s"]
 
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors instead of printing and exiting
-    try:
+    def program() -> int:
         job()
-    except (HydraException, OmegaConfBaseException, OSError) as error:
-        _complain(error)
-        return 2
-    except KeyboardInterrupt:  # what was measured so far is on disk
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 2 if failed else 0
+        if swept:
+            try:
+                failed.extend(outcome for outcome in _run(swept, resumes=True) if isinstance(outcome, UserError))
+            except KeyboardInterrupt:
+                arguments = [text for text in sys.argv[1:] if not text.startswith("hydra.sweep.dir=")]
+                again = shlex.join([*arguments, f"hydra.sweep.dir={swept[0].output.parent}"])
+                print(f"to go on: python -m spec.run {again}", file=sys.stderr)
+                raise
+        return 2 if failed else 0
+
+    return run(program)
 
 
-def _complain(error: Exception) -> None:
-    print(f"error: {one_line(error)}", file=sys.stderr)
+def _is_whole_sweep(settings: Any) -> bool:
+    """Whether this is a sweep whose jobs Hydra runs one after another in this process, without looking at results."""
+    in_order = (settings.runtime.choices.get("hydra/sweeper"), settings.runtime.choices.get("hydra/launcher"))
+    return settings.mode == RunMode.MULTIRUN and in_order == ("basic", "basic")
+
+
+def _run(jobs: list[Job], *, resumes: bool) -> list[Outcome]:
+    """Runs jobs, but for those finished before if it resumes; prints one table of all. Returns what came of each."""
+    outcomes: dict[Path, Outcome] = {}
+    for job in jobs if resumes else ():
+        if (done := job.finished_summary()) is not None:
+            outcomes[job.output] = done
+            print(f"{job.output}: finished before with this configuration, skipped")
+
+    def on_done(job: Job, outcome: Outcome) -> None:
+        outcomes[job.output] = outcome
+        if isinstance(outcome, UserError):
+            complain(outcome)
+
+    run_jobs([job for job in jobs if job.output not in outcomes], Console(stderr=True), on_done)
+    summaries = [outcome for job in jobs if not isinstance(outcome := outcomes[job.output], UserError)]
+    if summaries:
+        console = make_console()
+        print_table(summaries, console)
+        print_notes(summaries, console)
+        place = jobs[0].output if len(jobs) == 1 else jobs[0].output.parent
+        console.print(f"records: {place}", style="dim", highlight=False, soft_wrap=True)
+    return [outcomes[job.output] for job in jobs]
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
-"""From logits to the target's processed distribution, and random numbers keyed by where they are used."""
+"""From logits to probabilities: the target's processed distribution p, and the q that drafts are drawn from."""
 
-import hashlib
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Any
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+from pydantic import Field
 
 from spec.errors import UserError
-
-Purpose = Literal["target", "draft", "accept", "residual", "bonus"]
+from spec.randomness import RandomStream
+from spec.values import checked
 
 GREEDY_BELOW = 1e-5  # temperatures that DeepSpec, too, takes for 0: their reciprocal would overflow
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("sampling")
 class Sampling:
     """The processed distribution. Order and conventions are mlx-lm's.
 
@@ -40,36 +39,25 @@ class Sampling:
         UserError: a value outside its range.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_context: int = 20
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    repetition_penalty: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    presence_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    frequency_penalty: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    penalty_context: Annotated[int, Field(ge=0)] = 20
+    logit_bias: dict[int, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UserError(f"sampling.temperature must be 0 (greedy) or more, got {self.temperature}")
-        for name, value in (("top_p", self.top_p), ("min_p", self.min_p)):
-            if not 0 <= value <= 1:
-                raise UserError(f"sampling.{name} must lie in 0..1, got {value}")
-        for name, value in (("top_k", self.top_k), ("penalty_context", self.penalty_context)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UserError(f"sampling.{name} must be a whole number, 0 to keep all, got {value!r}")
-        if not 0 <= self.repetition_penalty < math.inf:
-            raise UserError(f"sampling.repetition_penalty must be 0 (off) or more, got {self.repetition_penalty}")
-        for name, value in (
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ):
-            if not math.isfinite(value):
-                raise UserError(f"sampling.{name} must be a finite number, got {value}")
         for token, bias in self.logit_bias.items():
-            if isinstance(token, bool) or not isinstance(token, int) or token < 0 or not bias < math.inf:
+            if token < 0 or not bias < math.inf:
                 raise UserError(f"sampling.logit_bias must map token ids to numbers, got {token!r}: {bias!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, in JSON's types: a bias of -inf becomes a text."""
+        bias = {str(token): value if math.isfinite(value) else str(value) for token, value in self.logit_bias.items()}
+        return dataclasses.asdict(self) | {"logit_bias": bias}
 
     @property
     def is_greedy(self) -> bool:
@@ -125,9 +113,10 @@ class Sampling:
         """(T, V) float32: how often each row's last ``penalty_context`` tokens hold each id."""
         if len(shape) != 2 or len(drafted) < shape[0] - 1:
             raise ValueError(f"penalties need (T, V) logits and T - 1 drafted tokens, got {shape} and {len(drafted)}")
+        recent = committed[-self.penalty_context :]  # all of them where it is 0
         rows, ids = [], []
         for row in range(shape[0]):
-            window = [*committed, *drafted[:row]][-self.penalty_context :]
+            window = [*recent, *drafted[:row]][-self.penalty_context :]
             rows += [row] * len(window)
             ids += window
         counts = mx.zeros(shape, dtype=mx.float32)
@@ -146,6 +135,9 @@ class Sampling:
             top = mx.argmax(logits, axis=-1, keepdims=True)
             is_top = mx.arange(logits.shape[-1]) == top
             return mx.where(is_top, 0.0, -mx.inf)
+        # Imported here: mlx-lm brings transformers along, which takes seconds.
+        from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if 0 < self.top_p < 1:
             logprobs = apply_top_p(logprobs, self.top_p)
@@ -177,99 +169,29 @@ def check_rows(logits: mx.array) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandomStream:
-    """Random draws keyed by (seed, stream, absolute position, purpose), never by how many were made before.
-
-    So a shorter block, a discarded suffix or another prompt's traffic shifts no draw. In return no key may be used for
-    two decisions that meet in one output, and what is drawn for a position may be discarded and drawn again in a later
-    round. Where the first draw had a say in what was emitted before that position (every draft and every test of block
-    verification; a draft whose successor's confidence was shown to a block policy), the second must be fresh, or the
-    law is lost: such draws come from `in_round`.
-
-    Attributes:
-        seed: the run's.
-        stream: tells requests of one run apart, for example a prompt's id.
-        round_start: absolute position that the draws are tied to besides their own; None ties them to none.
-    """
-
-    seed: int = 0
-    stream: str = ""
-    round_start: int | None = None
-
-    def in_round(self, start: int) -> "RandomStream":
-        """A stream that are also keyed by the round.
-
-        Args:
-            start: absolute position of the round's first draft. Every round emits a token, so no two rounds share it.
-        """
-        return replace(self, round_start=start)
-
-    def _bits(self, position: int, purpose: Purpose) -> int:
-        text = f"{self.seed}/{self.stream}/{position}/{purpose}"
-        if self.round_start is not None:
-            text += f"/{self.round_start}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-    def key(self, position: int, purpose: Purpose) -> mx.array:
-        """A key for ``mx.random`` (2,) uint32."""
-        return mx.random.key(self._bits(position, purpose))
-
-    def uniform(self, position: int, purpose: Purpose) -> float:
-        """A number in [0, 1) made on the host, for decisions that need no array."""
-        return (self._bits(position, purpose) >> 11) / 2**53
-
-    def accepts(self, probability: float, position: int) -> bool:
-        """The test of a draft: u < probability, so that 0 never and 1 always passes.
-
-        Args:
-            probability: that the draft stands, 0..1.
-            position: the draft's.
-
-        Raises:
-            ValueError: it is no probability; NaN above all, which must accept nothing and reject nothing.
-        """
-        if not 0 <= probability <= 1:
-            raise ValueError(f"the draft at {position} stands with probability {probability}, wanted one in 0..1")
-        return self.uniform(position, "accept") < probability
-
-    def categorical(self, logprobs: mx.array, position: int, purpose: Purpose) -> mx.array:
-        """Draws a token; not evaluated.
-
-        Args:
-            logprobs: (V,) float32, normalized or not.
-            position: the token's.
-            purpose: of the draw.
-
-        Returns:
-            () uint32.
-        """
-        return mx.random.categorical(logprobs, key=self.key(position, purpose))
-
-
 class DraftSampler:
     """Draws the tokens of one proposal and keeps the distributions they came from: the only source of a softmax q.
 
-    A proposal has draft probabilities only by handing over the sampler that drew its tokens, so that an argmax draft
-    cannot be judged with a softmax q it was not drawn from (which is biased: ``dspark.md`` c.8).
+    A proposal has draft probabilities only by handing over the sampler that drew its tokens, so an argmax draft cannot
+    be judged with a softmax q it was not drawn from, which is biased (https://github.com/antirez/ds4/pull/482).
 
     Args:
-        draws: the generation's; `in_round` is applied here.
+        random: the generation's; `RandomStream.in_round` is applied here.
         position: absolute position of the anchor.
-        sampling: the drafter's own processed distribution. Any is exact; that nearest to the target's accepts most.
+        sampling: the drafter's own processed distribution. Any is exact; the one nearest to the target's accepts most.
 
     Raises:
         UserError: the sampling is greedy (that is an argmax proposal) or has penalties (drafters keep no history).
     """
 
-    def __init__(self, draws: RandomStream, position: int, sampling: Sampling) -> None:
+    def __init__(self, random: RandomStream, position: int, sampling: Sampling) -> None:
         if sampling.is_greedy:
             raise UserError(
                 f"sampled drafts need a temperature above 0, got {sampling.temperature}: draft by argmax instead"
             )
         if sampling.has_penalties:
             raise UserError("sampled drafts do not know penalties: leave them to the target's sampling")
-        self._draws, self._position, self._sampling = draws.in_round(position + 1), position, sampling
+        self._random, self._position, self._sampling = random.in_round(position + 1), position, sampling
         self._tokens: list[mx.array] = []
         self._logprobs: list[mx.array] = []
 
@@ -284,25 +206,21 @@ class DraftSampler:
         """
         logprobs = self._sampling.logprobs(logits)
         position = self._position + 1 + len(self._tokens)
-        token = self._draws.categorical(logprobs, position, "draft").astype(mx.int32)
+        token = self._random.categorical(logprobs, position, "draft").astype(mx.int32)
         self._tokens.append(token)
         self._logprobs.append(logprobs)
         return token
 
-    def part(self, start: int, stop: int) -> "DraftSampler":
-        """Some consecutive tokens with the rows they came from, as a proposal of their own.
+    def __getitem__(self, index: slice) -> "DraftSampler":
+        """Consecutive tokens with the rows they came from, as a proposal of their own.
 
-        Whether token k belongs to a part may depend on the tokens before it, not on itself or later ones (``dspark.md``
-        d.1): a block is cut at the first refusal from the left.
-
-        Args:
-            start: index of the first token.
-            stop: index after the last.
+        Whether token k is kept may depend on the tokens before it, not on itself or later ones (DSpark paper,
+        Appendix A): a block is cut at the first refusal from the left.
         """
-        cut = copy(self)
-        cut._tokens, cut._logprobs = self._tokens[start:stop], self._logprobs[start:stop]
-        cut._position = self._position + start
-        return cut
+        part = copy(self)
+        part._tokens, part._logprobs = self._tokens[index], self._logprobs[index]
+        part._position = self._position + index.indices(len(self._tokens))[0]
+        return part
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from spec.errors import UserError
-from spec.protocols import Round
+from spec.rounds import Round
 
 
 class StopStrings:

@@ -1,29 +1,36 @@
 """Every configuration file composes and instantiates; a new file is covered without an edit."""
 
+import inspect
+from functools import partial
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class, get_method
 from omegaconf import OmegaConf
 
-import configs
 from spec.blocks import FixedPolicy
+from spec.costs import CostTable
 from spec.errors import UserError
-from spec.measure import CostTable
-from spec.parts import Parts, as_yaml, check_complete, load_drafter, load_target
+from spec.loop import Stopwatch
+from spec.programs.frame import CONFIGS
+from spec.programs.job import Job, PreparedJob, make_baseline
+from spec.programs.parts import Parts, as_yaml, build, check_complete, load_drafter, load_target
 from spec.prompts import load_prompts
+from spec.sampling import Sampling
+from spec.targets import TargetSession
 
-FOLDER = Path(configs.__file__).parent
+FOLDER = Path(CONFIGS)
 NO_PARTS = ("experiment", "prompts", "recording")
 CHOICES = sorted((path.parent.name, path.stem) for path in FOLDER.glob("*/*.yaml") if path.parent.name not in NO_PARTS)
-EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (FOLDER / "experiment").glob("[!_]*.yaml"))
 PROMPTS = sorted(path.stem for path in (FOLDER / "prompts").glob("*.yaml") if path.stem != "file")
 PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose", "chat")
 GROUPS = {"target", "drafter", "verifier", "loop", "commit", "replay", "block", "costs"}
 
 
 def composed(*overrides: str):
-    with initialize_config_module("configs", version_base="1.3"):
+    with initialize_config_dir(str(FOLDER), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 
@@ -45,12 +52,22 @@ def test_every_choice_makes_a_loop(
     check_complete(config)
     target = as_yaml(config.target)
     drafter = load_drafter(as_yaml(config.drafter), target)
-    loops = Parts(config).loops(load_target(target)[0], drafter)
+    parts, stopwatch = Parts(config), Stopwatch()
+    model = load_target(target)[0]
+    session = partial(TargetSession, model, max_rollback=6)
+    loop = parts.loop(
+        target=session(tapped_layers=drafter.tapped_layers),
+        drafter=drafter,
+        verifier=parts.verifier,
+        commit=parts.commit,
+        block=parts.block,
+        stopwatch=stopwatch,
+    )
     drafter_class = config.drafter._target_.split(".")[1]
-    assert type(loops.speculative.drafter).__name__ == drafter_class
-    assert loops.baseline.block == FixedPolicy(gamma=0)
-    assert type(loops.baseline) is type(loops.speculative)
-    assert loops.baseline.target.max_rollback == loops.speculative.target.max_rollback
+    assert type(loop.drafter).__name__ == drafter_class
+    baseline = make_baseline(PreparedJob.of(Job(config=config, output=tmp_path)), session(), stopwatch)
+    assert baseline.block == FixedPolicy(gamma=0)
+    assert type(baseline) is type(loop)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -76,6 +93,40 @@ def test_every_prompt_set_has_eight_prompts_a_class(choice: str) -> None:
     assert classes == (set(PROMPT_CLASSES) if choice == "all" else {choice})
     for name in classes:
         assert sum(prompt.prompt_class == name for prompt in prompts) >= 8
+
+
+def parameters(target: str) -> dict[str, inspect.Parameter]:
+    """What a ``_target_`` takes; a class method that passes options on takes those of its class too."""
+    made = get_method(target) if target.endswith(".load") else get_class(target)
+    owner = get_class(target.removesuffix(".load"))
+    return dict(inspect.signature(owner).parameters) | dict(inspect.signature(made).parameters)
+
+
+WHOLE_CHOICES = ("target", "costs")  # their values are the choice itself, and no defaults
+
+
+@pytest.mark.parametrize(("group", "choice"), [one for one in CHOICES if one[0] not in WHOLE_CHOICES])
+def test_yaml_and_python_have_the_same_defaults(group: str, choice: str, tmp_path: Path) -> None:
+    path = ["drafter.path=somewhere"] if choice == "language_model" else []
+    config = composed(f"{group}={choice}", *path)[group]
+    values = OmegaConf.to_container(config, resolve=True)
+    takes = parameters(values["_target_"])
+    for name, value in values.items():
+        if name in ("_target_", "_partial_"):
+            continue
+        assert name in takes, name
+        default = takes[name].default
+        if default is inspect.Parameter.empty or name == "path":
+            continue
+        if isinstance(value, dict) and "_target_" in value:  # a part that Python makes where none is given
+            costs = build("costs", composed("costs=m5_max").costs)
+            assert build(name, config[name]) == get_class(values["_target_"])(costs=costs).behind
+        else:
+            assert value == default, name
+
+
+def test_the_sampling_of_the_config_is_the_default() -> None:
+    assert build("sampling", composed().sampling) == Sampling()
 
 
 def test_the_defaults_of_the_design() -> None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from typing_extensions import override
 
 from experiments.evaluation.coupling import CoupledChain, Recorded
 from models.dspark import Network
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.drafters import NoneDrafter
+from spec.rounds import Admits, Context, Proposal
 
 BLOCKS = 512  # drafted together: their logits are 60 MB with a block of 5 and 6,144 tokens
 
@@ -107,29 +108,13 @@ def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None
     return np.cumprod(blocks.drafts[:count] == truth.reshape(-1, gamma), axis=1).sum(axis=1)
 
 
-class BlocksDrafter:
-    """Plays blocks back as a drafter of `spec.protocols`, so that they walk as any other drafter does."""
-
-    tapped_layers: tuple[int, ...] = ()
+class BlocksDrafter(NoneDrafter):
+    """Plays blocks back, so that they go through the loop as any other drafter's."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
         self.max_gamma: int | None = blocks.drafts.shape[1]
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
-        """Has nothing to forget."""
-
-    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Has drafted already."""
-
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
-        """The beginning of the block at a position."""
-        return Proposal(tokens=tuple(self.blocks.drafts[position - self.blocks.first, :gamma].tolist()))
-
-    def snapshot(self) -> None:
-        """Nothing changes."""
-
-    def restore(self, snapshot: None) -> None:
-        """Nothing changes."""
+    @override
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
+        return Proposal(tokens=tuple(self.blocks.drafts[context.position - self.blocks.first, :gamma].tolist()))

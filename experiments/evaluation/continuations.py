@@ -1,19 +1,15 @@
 """Recorded continuations: token sequences of which the last part is the target's own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from omegaconf import OmegaConf
 
 from experiments.data.generations import Generations, load_generations
-from models.loading import find_checkpoint, load_matching_tokenizer, read_target_config
 from spec.errors import UserError
 from spec.measure.records import RUNS, read_lines
-from spec.prompts import encode, load_prompts
 
 CHUNK = 2048  # tokens of a target pass: bounds its memory
 
@@ -58,7 +54,6 @@ class Batch:
 
 def load_continuations(
     sources: str | Sequence[str],
-    target: str | Path,
     *,
     temperatures: Sequence[float] | None = None,
     limit: int | None = None,
@@ -67,8 +62,7 @@ def load_continuations(
 
     Args:
         sources: ``.npz`` files, folders or globs of them as `experiments.generate` writes, and output folders of
-            ``spec.run`` (their prompts are read from the prompt files that the run used).
-        target: the checkpoint folder that they came from; its tokenizer encodes the prompts of ``spec.run``.
+            ``spec.run``.
         temperatures: only these; None takes all.
         limit: most sequences of a class and temperature; None takes all.
 
@@ -78,7 +72,7 @@ def load_continuations(
     found: list[Continuation] = []
     for source in [sources] if isinstance(sources, str) else sources:
         if (Path(source) / RUNS).is_file():
-            found += _of_run(Path(source), target)
+            found += _of_run(Path(source))
         else:
             found += _of_generations(load_generations(source))
     kept, counts = [], {}
@@ -107,47 +101,19 @@ def _of_generations(rows: Generations) -> list[Continuation]:
     ]
 
 
-def _of_run(folder: Path, target: str | Path) -> list[Continuation]:
-    """The speculative runs of a folder of ``spec.run``, first repeats: the others have the same seed.
-
-    Raises:
-        UserError: the folder does not say which prompts it ran, or has one that its prompt files lack.
-    """
-    file = folder / ".hydra" / "config.yaml"
-    if not file.is_file():
-        raise UserError(
-            f"{folder} has {RUNS} but no {file.name} of Hydra's: wanted an output folder of spec.run as it was left"
+def _of_run(folder: Path) -> list[Continuation]:
+    """The speculative runs of a folder of ``spec.run``, first repeats: the others have the same seed."""
+    return [
+        Continuation(
+            tokens=np.array([*record["prompt"], *record["tokens"]], dtype=np.int32),
+            start=len(record["prompt"]),
+            prompt_class=record["class"],
+            temperature=float(record["sampling"]["temperature"]),
+            origin=record["prompt_id"],
         )
-    config = OmegaConf.load(file)
-    place = find_checkpoint(target)
-    tokenizer = load_matching_tokenizer(place, read_target_config(place).vocab_size)
-    paths = [config.prompts.paths] if isinstance(config.prompts.paths, str) else list(config.prompts.paths)
-    prompts = _encoded(paths, config.prompts.name, config.prompts.limit, tokenizer)
-    found = []
-    for record in read_lines(folder / RUNS):
-        if record["mode"] != "speculative" or record["repeat"] != 0:
-            continue
-        if record["prompt_id"] not in prompts:
-            raise UserError(
-                f"{folder / RUNS} ran prompt {record['prompt_id']}, which is not in {', '.join(paths)} any more"
-            )
-        prompt = prompts[record["prompt_id"]]
-        found.append(
-            Continuation(
-                tokens=np.array([*prompt, *record["tokens"]], dtype=np.int32),
-                start=len(prompt),
-                prompt_class=record["class"],
-                temperature=float(config.sampling.temperature),
-                origin=record["prompt_id"],
-            )
-        )
-    return found
-
-
-def _encoded(
-    paths: Sequence[str], name: str, limit: int | None, tokenizer: TokenizerWrapper
-) -> Mapping[str, Sequence[int]]:
-    return {prompt.prompt_id: encode(prompt, tokenizer) for prompt in load_prompts(paths, name=name, limit=limit)}
+        for record in read_lines(folder / RUNS)
+        if record["mode"] == "speculative" and record["repeat"] == 0
+    ]
 
 
 def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[Batch]:

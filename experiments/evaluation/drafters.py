@@ -1,7 +1,6 @@
 """Drafters by name from the choices of ``configs/drafter``, ready for many rows at once."""
 
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
 from spec.measure.environment import backend
-from spec.parts import build
+from spec.programs.frame import CONFIGS
+from spec.programs.parts import build_drafter
 from spec.protocols import Drafter
 
 GAMMA = 5  # of drafters that have no longest block of their own
@@ -51,7 +51,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
     """
     values: dict[str, Any] = OmegaConf.to_container(entry, resolve=True)
     kind, gamma = values.pop("kind", None), values.pop("gamma", None)
-    place = Path(str(files("configs"))) / "drafter"
+    place = Path(CONFIGS) / "drafter"
     choices = sorted(path.stem for path in place.glob("*.yaml"))
     if kind not in choices:
         raise UserError(f"drafters.{name}.kind: wanted one of {', '.join(choices)}, got {kind!r}")
@@ -61,7 +61,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
     missing = sorted(key.removeprefix("drafter.") for key in OmegaConf.missing_keys(chosen.drafter))
     if missing:
         raise UserError(f"drafters.{name}: no value for {', '.join(missing)}")
-    drafter: Drafter = build(f"drafters.{name}", chosen.drafter, target=target)
+    drafter: Drafter = build_drafter(chosen.drafter, target, role=f"drafters.{name}")
     longest = drafter.max_gamma
     if gamma is not None and (type(gamma) is not int or gamma < 1 or (longest is not None and gamma > longest)):
         raise UserError(f"drafters.{name}.gamma: wanted 1 to {longest or 'any'}, got {gamma!r}")

@@ -1,16 +1,16 @@
-"""The rounds that a loop would make over a recorded continuation."""
-
-from collections.abc import Sequence
+"""The rounds that a loop makes over a recorded continuation: the real loop, on a target that plays the recording."""
 
 import mlx.core as mx
 
 from experiments.evaluation.continuations import Continuation
-from spec.loop import outcome_of
-from spec.protocols import Drafter, Round
-from spec.sampling import RandomStream
+from spec import FixedPolicy, FoldedLoop, RecordedTarget, Request
+from spec.protocols import Drafter
+from spec.rounds import Round
 
 
-def walk(continuation: Continuation, drafter: Drafter, features: mx.array | None, gamma: int) -> list[Round]:
+def walk(
+    continuation: Continuation, drafter: Drafter, features: mx.array | None, gamma: int, vocab_size: int
+) -> list[Round]:
     """Rounds from the first own token on, each accepting the drafts that equal the recorded tokens.
 
     For a greedy recording these are the rounds of greedy verification, for a sampled one those of sample matching under
@@ -20,50 +20,13 @@ def walk(continuation: Continuation, drafter: Drafter, features: mx.array | None
     Args:
         continuation: the sequence.
         drafter: any; its memory starts anew.
-        features: (S, F) the target's, at the drafter's tapped_layers; None without tapped layers.
+        features: (S, F) the target's, at the drafter's tapped layers; None without tapped layers.
         gamma: longest proposal.
+        vocab_size: the target's; above every id that is recorded or drafted.
     """
-    tokens, length = continuation.tokens.tolist(), len(continuation.tokens)
-
-    def observe(begin: int, end: int) -> None:
-        drafter.observe(tokens[begin:end], None if features is None else features[begin:end])
-
-    drafter.reset(continuation.start, reference=tokens[continuation.start :])
-    observe(0, continuation.start)
-    rounds: list[Round] = []
-    anchor = continuation.start
-    while anchor < length - 1:
-        room = min(gamma, length - 2 - anchor)  # one token is left for the next token
-        proposed: tuple[int, ...] = ()
-        reason = "one token is left"
-        if room:
-            proposal = drafter.propose(tokens[anchor], anchor, room, RandomStream())
-            proposed, reason = proposal.tokens, proposal.reason
-        accepted = count_equal(proposed, tokens[anchor + 1 :])
-        undrafted = "no_draft" if room else "no_room"
-        rounds.append(
-            Round(
-                index=len(rounds) + 1,
-                position=anchor,
-                gamma=room,
-                proposed=proposed,
-                accepted=accepted,
-                tokens=tuple(tokens[anchor + 1 : anchor + accepted + 2]),
-                kind="bonus" if accepted == len(proposed) else "correction",
-                outcome=outcome_of(len(proposed), accepted) if proposed else undrafted,
-                reason=None if proposed else reason,
-            )
-        )
-        observe(anchor, anchor + accepted + 1)
-        anchor += accepted + 1
-    return rounds
-
-
-def count_equal(proposed: Sequence[int], recorded: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    count = 0
-    for draft, token in zip(proposed, recorded, strict=False):
-        if draft != token:
-            break
-        count += 1
-    return count
+    tokens = continuation.tokens.tolist()
+    target = RecordedTarget.of_tokens(tokens, vocab_size, features=features)
+    loop = FoldedLoop(target, drafter, block=FixedPolicy(gamma=gamma))
+    own = tokens[continuation.start :]
+    request = Request(prompt=tokens[: continuation.start], max_tokens=len(own), reference=own)
+    return [item for item in loop.rounds(request) if item.outcome != "prefill"]

@@ -11,6 +11,7 @@ from spec.blocks.confidence import ConfidencePolicy
 from spec.blocks.ds4_scheduler import Ds4SchedulerPolicy
 from spec.blocks.fixed import FixedPolicy
 from spec.blocks.ladder import CappedPolicy, SingleJumpPolicy, StagedPolicy
+from spec.blocks.policy import FullBlockPolicy
 from spec.blocks.prices import Costs
 from spec.blocks.throughput import ThroughputPolicy
 from spec.blocks.window import WindowPolicy
@@ -23,6 +24,7 @@ __all__ = [
     "Costs",
     "Ds4SchedulerPolicy",
     "FixedPolicy",
+    "FullBlockPolicy",
     "SingleJumpPolicy",
     "StagedPolicy",
     "ThroughputPolicy",

@@ -1,14 +1,17 @@
 """The policy for text of which nothing is known."""
 
-from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from typing_extensions import override
 
 from spec.blocks.break_even import BreakEvenPolicy
 from spec.blocks.confidence import ConfidencePolicy
-from spec.blocks.policy import check_between
 from spec.protocols import BlockPolicy
+from spec.values import checked
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class AutoPolicy(BreakEvenPolicy):
     """`ConfidencePolicy` inside `BreakEvenPolicy`: the one decides how far to draft, the other whether to.
 
@@ -27,14 +30,10 @@ class AutoPolicy(BreakEvenPolicy):
         UserError: there is no table, or a value lies outside its range.
     """
 
-    threshold: float = 0.7
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.7
 
-    name = "auto"
+    name: ClassVar[str] = "auto"
 
-    def __post_init__(self) -> None:
-        check_between("threshold", self.threshold, 0, 1)
-        super().__post_init__()
-
+    @override
     def inner_by_default(self) -> BlockPolicy:
-        """The threshold."""
         return ConfidencePolicy(gamma=self.gamma, threshold=self.threshold)

@@ -1,11 +1,14 @@
 """Drafting only while it saves time: the second report's question 3."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import Field
+from typing_extensions import override
 
 from spec.blocks.gate import Gate
-from spec.blocks.policy import check_between, check_whole
-from spec.protocols import BlockPlan, History, Round
+from spec.errors import UserError
+from spec.rounds import BlockPlan, Round
+from spec.values import checked
 
 
 class BreakEvenState(NamedTuple):
@@ -28,7 +31,7 @@ class BreakEvenState(NamedTuple):
     plain_ms: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class BreakEvenPolicy(Gate):
     """Turns drafting off when its rolling net saving is negative, and probes again with exponential back-off.
 
@@ -65,44 +68,45 @@ class BreakEvenPolicy(Gate):
         UserError: there is no table, or a value lies outside its range.
     """
 
-    window: int = 8
-    patience: int = 2
-    wait: int = 4
-    max_wait: int = 128
-    max_loss: float = 0.05
+    window: Annotated[int, Field(ge=1)] = 8
+    patience: Annotated[int, Field(ge=1)] = 2
+    wait: Annotated[int, Field(ge=1)] = 4
+    max_wait: Annotated[int, Field(ge=1)] = 128
+    max_loss: Annotated[float, Field(ge=0, le=1)] = 0.05
 
-    name = "break_even"
+    name: ClassVar[str] = "break_even"
 
     def __post_init__(self) -> None:
-        for key, least in (("patience", 1), ("window", self.patience), ("wait", 1), ("max_wait", self.wait)):
-            check_whole(key, getattr(self, key), least)
-        check_between("max_loss", self.max_loss, 0, 1)
+        for name, value, least in (("window", self.window, self.patience), ("max_wait", self.max_wait, self.wait)):
+            if value < least:
+                raise UserError(f"block.{name} must be a whole number of {least} or more, got {value}")
         super().__post_init__()
 
+    @override
     def initial(self) -> BreakEvenState:
-        """On, with nothing known."""
         return BreakEvenState(idle=0, wait=self.wait)
 
-    def is_idle(self, state: BreakEvenState) -> bool:
-        """Whether drafting is off."""
+    @override
+    def is_closed(self, state: BreakEvenState) -> bool:
         return state.idle > 0
 
-    def closed(self, history: History) -> BlockPlan | None:
-        """No drafting during a pause."""
-        if not self.is_idle(self.state):
+    @override
+    def closed(self, state: BreakEvenState, tokens_left: int) -> BlockPlan | None:
+        if not self.is_closed(state):
             return None
-        reason = f"drafting did not pay, {self.state.idle} rounds to the next probe"
+        reason = f"drafting did not pay, {state.idle} rounds to the next probe"
         return BlockPlan(gamma=0, reason=reason, skip="scheduler")
 
-    def after(self, state: BreakEvenState, finished: Round) -> BreakEvenState:
+    @override
+    def learn(self, state: BreakEvenState, finished: Round) -> BreakEvenState:
         """Counts a pause down, or the saving of a drafted round in."""
-        state = state._replace(plain_ms=state.plain_ms + len(finished.tokens) * self._prices.decode)
-        if self.is_idle(state):
+        state = state._replace(plain_ms=state.plain_ms + len(finished.tokens) * self.prices.decode)
+        if self.is_closed(state):
             # A run that has lost its allowance earns the next probe by plain decoding.
             return state._replace(idle=max(state.idle - 1, 1 if self._has_overspent(state) else 0))
         if finished.gamma == 0:
             return state
-        net = self._prices.saved(finished) - self._prices.extra(finished)
+        net = self.prices.saved(finished) - self.prices.extra(finished)
         state = state._replace(nets=(*state.nets, net)[-self.window :], net_ms=state.net_ms + net)
         is_due = len(state.nets) >= (1 if state.is_probe else self.patience)
         if (is_due and sum(state.nets) < 0) or self._has_overspent(state):
@@ -110,4 +114,4 @@ class BreakEvenPolicy(Gate):
         return state._replace(wait=self.wait) if len(state.nets) == self.window else state
 
     def _has_overspent(self, state: BreakEvenState) -> bool:
-        return state.net_ms < -(self.max_loss * state.plain_ms + self.patience * self._prices.worst)
+        return state.net_ms < -(self.max_loss * state.plain_ms + self.patience * self.prices.worst)

@@ -1,12 +1,16 @@
 """The scheduler that ds4 ships with DSpark, without its clock."""
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
+from pydantic import Field
+from typing_extensions import override
+
+from spec.blocks.confidence import ConfidencePolicy
 from spec.blocks.gate import Gate
-from spec.blocks.policy import check_between, check_whole
-from spec.protocols import BlockPlan, History, Round
+from spec.protocols import BlockPolicy
+from spec.rounds import BlockPlan, Round
+from spec.values import checked
 
 
 class Ds4State(NamedTuple):
@@ -33,11 +37,11 @@ class Ds4State(NamedTuple):
     ever_long: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class Ds4SchedulerPolicy(Gate):
     """Judges windows of rounds and skips some after a bad one; skips after an empty draft; leaves the tail alone.
 
-    Source: antirez/ds4, ``DS4_DSPARK_SCHEDULER_*`` (``dspark.md`` c.5), with the order of its rules. ds4 reads a clock;
+    Source: antirez/ds4, ``DS4_DSPARK_SCHEDULER_*``, with the order of its rules. ds4 reads a clock;
     here times come from the supplied costs, so that the output cannot depend on the load of the machine.
 
     1. Fewer tokens left than ``tail_min_tokens``: no drafting, skip kind ``tail``. Such a round changes nothing.
@@ -58,7 +62,7 @@ class Ds4SchedulerPolicy(Gate):
 
     Attributes:
         gamma: the most it asks for.
-        inner: the policy that chooses blocks between pauses; ds4's is a confidence threshold. None is the full block.
+        inner: the policy that chooses blocks between pauses; None is ds4's, a confidence threshold of 0.7.
         costs: the table, in milliseconds.
         window: observed rounds a verdict, 1 or more (ds4 #833 widens it to 8).
         skip: rounds, 0 or more.
@@ -78,54 +82,49 @@ class Ds4SchedulerPolicy(Gate):
         UserError: there is no table, or a value lies outside its range.
     """
 
-    window: int = 4
-    skip: int = 2
-    slow_skip: int = 4
-    min_avg: float = 1.5
-    max_ms_per_accept: float = 28.0
-    max_extra_saved_ratio: float = 1.0
-    break_even_window: int = 0
-    no_draft_skip: int = 3
-    short_accept_no_draft_skip: int = 4
-    cold_low_confidence_skip: int = 7
-    cold_low_confidence: float = 0.5
-    tail_min_tokens: int = 10
+    window: Annotated[int, Field(ge=1)] = 4
+    skip: Annotated[int, Field(ge=0)] = 2
+    slow_skip: Annotated[int, Field(ge=0)] = 4
+    min_avg: Annotated[float, Field(ge=0)] = 1.5
+    max_ms_per_accept: Annotated[float, Field(ge=0)] = 28.0
+    max_extra_saved_ratio: Annotated[float, Field(ge=0)] = 1.0
+    break_even_window: Annotated[int, Field(ge=0)] = 0
+    no_draft_skip: Annotated[int, Field(ge=0)] = 3
+    short_accept_no_draft_skip: Annotated[int, Field(ge=0)] = 4
+    cold_low_confidence_skip: Annotated[int, Field(ge=0)] = 7
+    cold_low_confidence: Annotated[float, Field(ge=-math.inf)] = 0.5
+    tail_min_tokens: Annotated[int, Field(ge=0)] = 10
 
-    name = "ds4_scheduler"
+    name: ClassVar[str] = "ds4_scheduler"
 
-    def __post_init__(self) -> None:
-        check_whole("window", self.window, 1)
-        skips = ("skip", "slow_skip", "no_draft_skip", "short_accept_no_draft_skip", "cold_low_confidence_skip")
-        for key in (*skips, "break_even_window", "tail_min_tokens"):
-            check_whole(key, getattr(self, key), 0)
-        for key in ("min_avg", "max_ms_per_accept", "max_extra_saved_ratio"):
-            check_between(key, getattr(self, key), 0, math.inf)
-        check_between("cold_low_confidence", self.cold_low_confidence, -math.inf, math.inf)
-        super().__post_init__()
+    @override
+    def inner_by_default(self) -> BlockPolicy:
+        return ConfidencePolicy(gamma=self.gamma)
 
+    @override
     def initial(self) -> Ds4State:
-        """No pause, an empty window."""
         return Ds4State()
 
-    def is_idle(self, state: Ds4State) -> bool:
-        """Whether a pause lasts."""
+    @override
+    def is_closed(self, state: Ds4State) -> bool:
         return state.skip > 0
 
-    def closed(self, history: History) -> BlockPlan | None:
+    @override
+    def closed(self, state: Ds4State, tokens_left: int) -> BlockPlan | None:
         """Rules 1 and 2."""
-        if history.tokens_left < self.tail_min_tokens:
-            reason = f"{history.tokens_left} tokens are left, drafting wants {self.tail_min_tokens}"
+        if tokens_left < self.tail_min_tokens:
+            reason = f"{tokens_left} tokens are left, drafting wants {self.tail_min_tokens}"
             return BlockPlan(gamma=0, reason=reason, skip="tail")
-        if self.is_idle(self.state):
-            reason = f"the scheduler skips, {self.state.skip} rounds to go"
-            return BlockPlan(gamma=0, reason=reason, skip="scheduler")
+        if self.is_closed(state):
+            return BlockPlan(gamma=0, reason=f"the scheduler skips, {state.skip} rounds to go", skip="scheduler")
         return None
 
-    def after(self, state: Ds4State, finished: Round) -> Ds4State:
+    @override
+    def learn(self, state: Ds4State, finished: Round) -> Ds4State:
         """Rules 3 to 5."""
         if finished.outcome == "tail_skip":
             return state
-        if self.is_idle(state):
+        if self.is_closed(state):
             return state._replace(skip=state.skip - 1)
         if finished.gamma == 0 or finished.outcome == "invalid":
             return state
@@ -135,8 +134,8 @@ class Ds4SchedulerPolicy(Gate):
             cycles=state.cycles + 1,
             accepted=state.accepted + finished.accepted,
             no_draft=state.no_draft + is_empty,
-            extra_ms=state.extra_ms + self._prices.extra(finished),
-            saved_ms=state.saved_ms + self._prices.saved(finished),
+            extra_ms=state.extra_ms + self.prices.extra(finished),
+            saved_ms=state.saved_ms + self.prices.saved(finished),
             ever_accepted=state.ever_accepted or finished.accepted > 0,
             ever_long=state.ever_long or finished.accepted > 2,
         )

@@ -1,20 +1,32 @@
 """What the policies that turn drafting off share: a gate in front of another policy."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import SkipValidation
+from typing_extensions import override
 
 from spec.blocks.fixed import FixedPolicy
-from spec.blocks.policy import LearningPolicy, check_whole
+from spec.blocks.policy import FullBlockPolicy
 from spec.blocks.prices import Costs, Prices
-from spec.protocols import BlockPlan, BlockPolicy, History, Round
+from spec.protocols import BlockPolicy
+from spec.rounds import BlockPlan, Round
+from spec.values import checked
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gate(LearningPolicy):
-    """Asks an inner policy for the block, unless it has closed. The inner policy does not see rounds it had no part in.
+class GateState(NamedTuple):
+    """The gate's own state and that of the policy behind it."""
+
+    gate: Any
+    inner: Any
+
+
+@checked("block")
+class Gate(FullBlockPolicy):
+    """Asks an inner policy for the block unless it is closed. The inner policy does not see rounds it had no part in.
 
     Attributes:
-        gamma: the most it asks for; longer wishes of the inner policy are cut.
+        gamma: the most it asks for; longer plans of the inner policy are cut.
         inner: the policy behind the gate; None is the full block every round.
         costs: the table, in milliseconds.
 
@@ -22,62 +34,66 @@ class Gate(LearningPolicy):
         UserError: there is no table, or a value lies outside its range.
     """
 
-    inner: BlockPolicy | None = None
-    costs: Costs | None = None
-    _behind: BlockPolicy = field(init=False, repr=False, compare=False)
-    _prices: Prices = field(init=False, repr=False, compare=False)
+    inner: SkipValidation[BlockPolicy | None] = None
+    costs: SkipValidation[Costs | None] = None
 
-    name = ""  # of the choice, for messages
+    name: ClassVar[str] = ""  # of the choice, for messages
 
     def __post_init__(self) -> None:
-        check_whole("gamma", self.gamma, 1, "; plain decoding is block=fixed block.gamma=0")
-        object.__setattr__(self, "_behind", self.inner_by_default() if self.inner is None else self.inner)
-        super().__post_init__()
-        object.__setattr__(self, "_prices", Prices.read(self.costs, self.gamma, self.name))
+        _ = self.prices  # a table that does not serve is refused here
+
+    @cached_property
+    def behind(self) -> BlockPolicy:
+        """The policy behind the gate."""
+        return self.inner_by_default() if self.inner is None else self.inner
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The table, read out for every block."""
+        return Prices.read(self.costs, self.gamma, self.name)
 
     def inner_by_default(self) -> BlockPolicy:
         """The full block every round."""
         return FixedPolicy(gamma=self.gamma)
 
-    @property
-    def max_gamma(self) -> int:
-        """Gamma, or the inner policy's most if that is smaller."""
-        return min(self.gamma, self._behind.max_gamma)
+    def initial(self) -> Any:
+        """The gate's own state before the first round."""
+        raise NotImplementedError
 
-    def closed(self, history: History) -> BlockPlan | None:
+    def is_closed(self, state: Any) -> bool:
+        """Whether the gate is closed in a state, however much may still be emitted."""
+        raise NotImplementedError
+
+    def closed(self, state: Any, tokens_left: int) -> BlockPlan | None:
         """The plan of not drafting, with its reason; None while open."""
         raise NotImplementedError
 
-    def plan(self, history: History) -> BlockPlan:
-        """Nothing while closed, else what the inner policy wants, cut to gamma."""
-        plan = self.closed(history) or self._behind.plan(history)
-        return BlockPlan(gamma=self.gamma) if plan.gamma > self.gamma else plan
-
-    def admits(self, confidences: tuple[float, ...]) -> bool:
-        """What the inner policy admits."""
-        return self._behind.admits(confidences)
-
-    def reset(self) -> None:
-        """Forgets the sequence, and so does the inner policy."""
-        super().reset()
-        self._behind.reset()
-
-    def is_idle(self, state: Any) -> bool:
-        """Whether the gate is closed in a state, whatever the history."""
+    def learn(self, state: Any, finished: Round) -> Any:
+        """The gate's own state after a round."""
         raise NotImplementedError
 
-    def observe(self, finished: Round) -> None:
+    @property
+    @override
+    def max_gamma(self) -> int:
+        return min(self.gamma, self.behind.max_gamma)
+
+    @override
+    def init(self) -> GateState:
+        return GateState(self.initial(), self.behind.init())
+
+    @override
+    def plan(self, state: GateState, tokens_left: int) -> BlockPlan:
+        """Nothing while closed, else what the inner policy wants, cut to gamma."""
+        plan = self.closed(state.gate, tokens_left) or self.behind.plan(state.inner, tokens_left)
+        return BlockPlan(gamma=self.gamma) if plan.gamma > self.gamma else plan
+
+    @override
+    def admits(self, state: GateState, confidences: tuple[float, ...]) -> bool:
+        return self.behind.admits(state.inner, confidences)
+
+    @override
+    def after(self, state: GateState, finished: Round) -> GateState:
         """Learns from a round; the inner policy learns if it was asked."""
-        if not self.is_idle(self.state) and finished.outcome != "tail_skip":
-            self._behind.observe(finished)
-        super().observe(finished)
-
-    def snapshot(self) -> tuple[Any, Any]:
-        """The gate's state and the inner policy's snapshot."""
-        return self.state, self._behind.snapshot()
-
-    def restore(self, snapshot: tuple[Any, Any]) -> None:
-        """Returns to a snapshot."""
-        state, behind = snapshot
-        super().restore(state)
-        self._behind.restore(behind)
+        was_asked = not self.is_closed(state.gate) and finished.outcome != "tail_skip"
+        inner = self.behind.after(state.inner, finished) if was_asked else state.inner
+        return GateState(self.learn(state.gate, finished), inner)

@@ -5,13 +5,18 @@ Source: antirez/ds4 pull requests 482 and 502, commit 7ad4ea2 (``dspark.md`` c.7
 known; here it ends the streak, as does any rejection.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
 
-from spec.blocks.policy import LearningPolicy, check_whole, was_judged
-from spec.protocols import BlockPlan, History, Round
+from pydantic import Field
+from typing_extensions import override
+
+from spec.blocks.policy import FullBlockPolicy, was_judged
+from spec.rounds import BlockPlan, Round
+from spec.values import checked
 
 
-class _Ladder(LearningPolicy):
+@checked("block")
+class _Ladder(FullBlockPolicy):
     """State: the streak. An early miss ends it; a round without a judged proposal leaves it."""
 
     @property
@@ -19,15 +24,16 @@ class _Ladder(LearningPolicy):
         """Gamma by streak; the last holds for every longer one."""
         raise NotImplementedError
 
-    def initial(self) -> int:
-        """No full commit yet."""
+    @override
+    def init(self) -> int:
         return 0
 
-    def plan(self, history: History) -> BlockPlan:
-        """The rung of the streak."""
+    @override
+    def plan(self, state: int, tokens_left: int) -> BlockPlan:
         rungs = self.rungs
-        return BlockPlan(gamma=rungs[min(self.state, len(rungs) - 1)])
+        return BlockPlan(gamma=rungs[min(state, len(rungs) - 1)])
 
+    @override
     def after(self, state: int, finished: Round) -> int:
         """One more after a full commit, none after a rejection."""
         if not was_judged(finished):
@@ -35,7 +41,7 @@ class _Ladder(LearningPolicy):
         return state + 1 if finished.outcome == "full" else 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class SingleJumpPolicy(_Ladder):
     """2, then the full block after one full commit; back to 2 on a partial one or an early miss.
 
@@ -52,7 +58,7 @@ class SingleJumpPolicy(_Ladder):
         return (min(2, self.gamma), self.gamma)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class StagedPolicy(_Ladder):
     """2, 3, then the full block after two consecutive full commits; back to 2 on a partial one or an early miss.
 
@@ -69,7 +75,7 @@ class StagedPolicy(_Ladder):
         return (min(2, self.gamma), min(3, self.gamma), self.gamma)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("block")
 class CappedPolicy(_Ladder):
     """`StagedPolicy` that never climbs above a ceiling: the first report's recommendation 1, "block = 2..3".
 
@@ -83,13 +89,10 @@ class CappedPolicy(_Ladder):
         UserError: gamma or ceiling is not a whole number of 1 or more.
     """
 
-    ceiling: int = 3
-
-    def __post_init__(self) -> None:
-        check_whole("ceiling", self.ceiling, 1)
-        super().__post_init__()
+    ceiling: Annotated[int, Field(ge=1)] = 3
 
     @property
+    @override
     def max_gamma(self) -> int:
         """The ceiling, or the full block if that is smaller."""
         return min(self.gamma, self.ceiling)

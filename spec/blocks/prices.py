@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spec.errors import UserError
-from spec.protocols import Round
+from spec.rounds import Round
 
 
 class Costs(Protocol):

@@ -1,14 +1,19 @@
 """Algorithm 1 of the DSpark paper (arXiv 2607.05147, section 3.2) for one request."""
 
-from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
-from spec.blocks.policy import LearningPolicy
+from pydantic import SkipValidation
+from typing_extensions import override
+
+from spec.blocks.policy import FullBlockPolicy
 from spec.blocks.prices import Costs, Prices
+from spec.values import checked
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThroughputPolicy(LearningPolicy):
+@checked("block")
+class ThroughputPolicy(FullBlockPolicy):
     """Drafts on while the expected throughput strictly rises, and stops at once where it does not.
 
     With survivals a_j = c_1 ... c_j, a proposal of l tokens is expected to yield 1 + a_1 + ... + a_l tokens, so its
@@ -29,14 +34,18 @@ class ThroughputPolicy(LearningPolicy):
         UserError: there is no table, or a value lies outside its range.
     """
 
-    costs: Costs | None = None
-    _prices: Prices = field(init=False, repr=False, compare=False)
+    costs: SkipValidation[Costs | None] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "_prices", Prices.read(self.costs, self.gamma, "throughput"))
+        _ = self.prices  # a table that does not serve is refused here
 
-    def admits(self, confidences: tuple[float, ...]) -> bool:
+    @cached_property
+    def prices(self) -> Prices:
+        """The table, read out for every block."""
+        return Prices.read(self.costs, self.gamma, "throughput")
+
+    @override
+    def admits(self, state: Any, confidences: tuple[float, ...]) -> bool:
         """Whether a proposal of k tokens has a higher expected throughput than each shorter one had in turn."""
         survivals = accumulate(confidences, lambda survival, confidence: survival * confidence)
         tokens = accumulate(survivals, initial=1.0)
@@ -44,4 +53,4 @@ class ThroughputPolicy(LearningPolicy):
         return all(longer > shorter for shorter, longer in pairwise(rates))
 
     def _round_ms(self, length: int) -> float:
-        return self._prices.proposals[length] + self._prices.passes[length + 1]
+        return self.prices.proposals[length] + self.prices.passes[length + 1]

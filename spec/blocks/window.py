@@ -1,11 +1,14 @@
 """A block that follows the acceptance of the last rounds, with a dead band so that it does not swing."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from spec.blocks.policy import LearningPolicy, check_between, check_whole, was_judged
+from pydantic import Field
+from typing_extensions import override
+
+from spec.blocks.policy import FullBlockPolicy, was_judged
 from spec.errors import UserError
-from spec.protocols import BlockPlan, History, Round
+from spec.rounds import BlockPlan, Round
+from spec.values import checked
 
 
 class WindowState(NamedTuple):
@@ -15,14 +18,14 @@ class WindowState(NamedTuple):
     rounds: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowPolicy(LearningPolicy):
+@checked("block")
+class WindowPolicy(FullBlockPolicy):
     """Shrinks below one acceptance rate, grows above another, and holds between: the gap is the hysteresis.
 
     After every judged round, over the last ``window`` of them (fewer at the start): halve when the rate lies below
     ``collapse`` or the mean of accepted drafts below ``min_accepted``; else shrink by ``step`` below ``shrink``; else
     grow by ``step`` when the rate reaches ``grow`` *and* the share of full commits reaches ``full``; else hold. Source:
-    mlx-vlm 0.7.10, ``speculative/dflash.py``, whose numbers are the defaults (``dspark.md`` c.7). Its block counts the
+    mlx-vlm 0.7.10, ``speculative/dflash.py``, whose numbers are the defaults. Its block counts the
     anchor: halving halves the verify width, and only from a width of 8 on; a narrower one shrinks by ``step``.
 
     An early miss counts as a round that accepted nothing. Rounds without a judged proposal are not in the window.
@@ -42,36 +45,31 @@ class WindowPolicy(LearningPolicy):
         UserError: a value lies outside its range.
     """
 
-    floor: int = 3
-    window: int = 8
-    collapse: float = 0.30
-    min_accepted: float = 2.0
-    shrink: float = 0.50
-    grow: float = 0.85
-    full: float = 0.75
-    step: int = 2
+    floor: Annotated[int, Field(ge=1)] = 3
+    window: Annotated[int, Field(ge=1)] = 8
+    collapse: Annotated[float, Field(ge=0, le=1)] = 0.30
+    min_accepted: Annotated[float, Field(ge=0)] = 2.0
+    shrink: Annotated[float, Field(ge=0, le=1)] = 0.50
+    grow: Annotated[float, Field(ge=0, le=1)] = 0.85
+    full: Annotated[float, Field(ge=0, le=1)] = 0.75
+    step: Annotated[int, Field(ge=1)] = 2
 
     def __post_init__(self) -> None:
-        for name in ("floor", "window", "step"):
-            check_whole(name, getattr(self, name), 1)
-        for name in ("collapse", "shrink", "grow", "full"):
-            check_between(name, getattr(self, name), 0, 1)
-        check_between("min_accepted", self.min_accepted, 0, float("inf"))
         if not self.collapse <= self.shrink <= self.grow:
             raise UserError(
                 "block.collapse, block.shrink and block.grow must not fall, got "
                 f"{self.collapse}, {self.shrink}, {self.grow}"
             )
-        super().__post_init__()
 
-    def initial(self) -> WindowState:
-        """The ceiling."""
+    @override
+    def init(self) -> WindowState:
         return WindowState(self.gamma)
 
-    def plan(self, history: History) -> BlockPlan:
-        """The present size."""
-        return BlockPlan(gamma=self.state.gamma)
+    @override
+    def plan(self, state: WindowState, tokens_left: int) -> BlockPlan:
+        return BlockPlan(gamma=state.gamma)
 
+    @override
     def after(self, state: WindowState, finished: Round) -> WindowState:
         """Takes the round in and adapts."""
         if not was_judged(finished):

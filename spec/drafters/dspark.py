@@ -11,8 +11,8 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import Admits, Proposal
-from spec.sampling import DraftSampler, RandomStream, Sampling
+from spec.rounds import Admits, Context, Proposal
+from spec.sampling import DraftSampler, Sampling
 
 
 class DSparkDrafter:
@@ -39,8 +39,8 @@ class DSparkDrafter:
         network: Any,
         *,
         proposal: Literal["argmax", "sampled"] = "argmax",
-        temperature: float = 1.0,
-        calibration: Literal["auto", "greedy", "matched", "sampled"] | None = None,
+        temperature: float = 0.0,
+        calibration: Literal["auto", "greedy", "matched", "sampled"] | None = "auto",
     ) -> None:
         if proposal not in ("argmax", "sampled"):
             raise UserError(f"drafter.proposal must be argmax or sampled, got {proposal!r}")
@@ -88,7 +88,7 @@ class DSparkDrafter:
             raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
         return cls(load_network(source, target=target, quant=quant), **options)
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+    def reset(self, prompt_length: int) -> None:
         """Forgets all rows."""
         self._rows, self._length = (), 0
 
@@ -102,7 +102,7 @@ class DSparkDrafter:
         Raises:
             ValueError: the features are missing or do not match the tokens.
         """
-        if not self.tapped_layers:  # a network without context has nothing to remember but where it stands
+        if not self.tapped_layers:  # a network without context has nothing to remember but its length
             self._length += len(tokens)
             return
         if features is None or features.shape[0] != len(tokens):
@@ -120,19 +120,20 @@ class DSparkDrafter:
         mx.eval(rows)
         self._rows, self._length = rows, self._length + len(tokens)
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
         """The first ``gamma`` tokens of a block. Forces evaluation: they are inputs of the verify pass.
 
         Raises:
             ValueError: the anchor does not follow the tokens observed so far.
         """
-        if position != self._length:
-            raise ValueError(f"the anchor must stand at {self._length}, after the observed tokens, got {position}")
-        sampler = None if self.sampling is None else DraftSampler(draws, position, self.sampling)
+        if context.position != self._length:
+            raise ValueError(
+                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
+            )
+        sampler = None if self.sampling is None else DraftSampler(context.random, context.position, self.sampling)
         choose = None if sampler is None else lambda logits: sampler.draw(logits[0])[None]
-        drafted = self.network.draft(mx.array([anchor], dtype=mx.int32), position, list(self._rows), gamma, choose)
+        anchor = mx.array([context.anchor], dtype=mx.int32)
+        drafted = self.network.draft(anchor, context.position, list(self._rows), gamma, choose)
         logits = drafted.confidence_logits
         sure = mx.sigmoid(logits if self._divisors is None else logits / self._divisors[:gamma])
         mx.eval(drafted.tokens, sure)
@@ -143,21 +144,13 @@ class DSparkDrafter:
             reason = f"the block policy refused the first token at confidence {confidence[0]:.3f}"
             return Proposal(confidence=confidence, reason=reason)
         if sampler is not None:
-            return Proposal.sampled(sampler.part(0, count), confidence)
+            return Proposal.sampled(sampler[:count], confidence)
         return Proposal(tokens=tuple(drafted.tokens[0, :count].tolist()), confidence=confidence)
 
     @property
     def context(self) -> tuple[mx.array, ...]:
         """Rows (1, C, d) a stage of the last C = min(window, tokens observed) committed tokens."""
         return self._rows
-
-    def snapshot(self) -> tuple[tuple[mx.array, ...], int]:
-        """Rows by reference (they are never written in place) and the length."""
-        return self._rows, self._length
-
-    def restore(self, snapshot: tuple[tuple[mx.array, ...], int]) -> None:
-        """Returns to a snapshot."""
-        self._rows, self._length = snapshot
 
 
 def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) -> tuple[float, ...] | None:

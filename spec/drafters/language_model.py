@@ -1,7 +1,7 @@
 """The classic drafter: a smaller language model with the target's tokenizer.
 
 Leviathan et al. 2023 (arXiv 2211.17192). Its cache is an ordinary one in mlx-lm's protocol. Between rounds it holds
-every committed token; drafting runs ahead of that, and what stands of a draft keeps its rows.
+every committed token; drafting runs ahead of that, and what is accepted of a draft keeps its rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, RotatingKVCache, make_prompt_cache
 
 from spec.errors import UserError
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.rounds import Admits, Context, Proposal
 
 
 class LanguageModelDrafter:
@@ -22,8 +20,8 @@ class LanguageModelDrafter:
     Args:
         model: callable as ``model(tokens (B, T), cache=...) -> logits (B, T, V)``, as mlx-lm's models and this
             library's target are.
-        max_gamma: longest block. This library's caches take back 32 tokens unless asked for more, and an undone round
-            takes back the block and its anchor; a plain KV cache takes back any number.
+        max_gamma: longest block. This library's caches take back 32 tokens, the block and its anchor, unless asked for
+            more; a plain KV cache takes back any number.
 
     Raises:
         UserError: the model's cache cannot take tokens back.
@@ -68,14 +66,17 @@ class LanguageModelDrafter:
         _check_vocabulary(vocabulary, tokenizer.get_vocab(), model, path)
         return cls(model, max_gamma=max_gamma)
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+    def reset(self, prompt_length: int) -> None:
         """Forgets the sequence: a new cache."""
+        # Imported here: mlx-lm brings transformers along, which takes seconds.
+        from mlx_lm.models.cache import make_prompt_cache
+
         self._cache = make_prompt_cache(self.model)
         self._length = 0  # committed tokens, all of them in the cache
         self._ahead: tuple[int, ...] = ()  # tokens in the cache after them: an anchor and its drafts but the last
 
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Keeps the rows of what stands of the draft and makes those of the other committed tokens.
+        """Keeps the rows of what was accepted of the draft and makes those of the other committed tokens.
 
         After a fully accepted block that is the last draft, which was proposed and never fed.
 
@@ -94,47 +95,33 @@ class LanguageModelDrafter:
             mx.eval([entry.state for entry in self._cache])
             self._length += len(tokens) - held
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
         """The model's own continuation. Forces evaluation: the tokens are inputs of the verify pass.
 
         Raises:
             ValueError: the anchor does not follow the tokens observed so far.
         """
-        if position != self._length:
-            raise ValueError(f"the anchor must stand at {self._length}, after the observed tokens, got {position}")
+        if context.position != self._length:
+            raise ValueError(
+                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
+            )
         self._rewind(self._length)
         self._ahead = ()
-        token, drafted = mx.array([[anchor]], dtype=mx.int32), []
+        token, drafted = mx.array([[context.anchor]], dtype=mx.int32), []
         for _ in range(gamma):
-            token = self._choose(self.model(token, cache=self._cache))
+            token = mx.argmax(self.model(token, cache=self._cache), axis=-1)
             drafted.append(token)
         tokens = tuple(mx.concatenate(drafted, axis=1)[0].tolist())
-        self._ahead = (anchor, *tokens[:-1])
+        self._ahead = (context.anchor, *tokens[:-1])
         return Proposal(tokens=tokens)
-
-    @staticmethod
-    def _choose(logits: mx.array) -> mx.array:
-        """The token of logits (1, 1, V): (1, 1). A draw from their distribution would be made here and returned too."""
-        return mx.argmax(logits, axis=-1)
 
     @property
     def context(self) -> list[Any]:
         """The model's cache."""
         return self._cache
 
-    def snapshot(self) -> int:
-        """The number of committed tokens."""
-        return self._length
-
-    def restore(self, snapshot: int) -> None:
-        """Returns to a snapshot, as far back as the cache can take tokens back."""
-        self._rewind(snapshot)
-        self._ahead, self._length = (), snapshot
-
     def _rewind(self, offset: int) -> None:
-        """Returns every layer to ``offset``, also when a failed pass has advanced only some of them."""
+        """Returns every layer to ``offset``."""
         for entry in _entries(self._cache):
             if entry.offset > offset:
                 entry.trim(entry.offset - offset)
@@ -142,6 +129,8 @@ class LanguageModelDrafter:
 
 def _entries(cache: Sequence[Any]) -> Iterator[Any]:
     """The layers' caches; where a layer has several, each of them."""
+    from mlx_lm.models.cache import CacheList
+
     for entry in cache:
         if isinstance(entry, CacheList):
             yield from _entries(entry.caches)
@@ -155,6 +144,8 @@ def _check_trimmable(cache: Sequence[Any]) -> None:
     Raises:
         UserError: there is one. A rotating cache counts: it can take tokens back only until it has wrapped.
     """
+    from mlx_lm.models.cache import RotatingKVCache
+
     for entry in _entries(cache):
         if isinstance(entry, RotatingKVCache) or not entry.is_trimmable():
             raise UserError(

@@ -1,6 +1,6 @@
 """The MTP drafter: the original one-stage block, run once a token and chained on its own output.
 
-What it must remember (``deepseek_v4.md`` 2.9): a key-value row a slot, where slot i joins the target's last streams
+What it must remember : a key-value row a slot, where slot i joins the target's last streams
 after token i with token i + 1; and the streams of the last committed token, whose slot waits for the anchor. So n
 committed tokens make n - 1 rows. Rows that drafting adds are made of the block's own streams and are not remembered.
 """
@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.rounds import Admits, Context, Proposal
 
 
 class MTPDrafter:
@@ -21,6 +20,9 @@ class MTPDrafter:
     Args:
         network: with ``tapped_layers``, ``make_cache(max_rollback)``, ``fill(tokens, streams, cache)`` and
             ``network(tokens, streams, cache) -> (logits, streams)``, as ``models.load_mtp`` returns it.
+
+    Attributes:
+        last_streams: (1, 1, N * H) of the last committed token, whose slot waits for the anchor; None before any.
     """
 
     max_gamma: int | None = None
@@ -50,11 +52,11 @@ class MTPDrafter:
             raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
         return cls(load_network(source, target=target, quant=quant))
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+    def reset(self, prompt_length: int) -> None:
         """Forgets all rows."""
         # No headroom: `propose` returns to the arrays from before it, which the cache never writes in place.
         self._cache = self.network.make_cache(max_rollback=0)
-        self._last: mx.array | None = None  # (1, 1, N * H) streams of the last committed token
+        self.last_streams: mx.array | None = None
         self._length = 0
 
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
@@ -71,51 +73,36 @@ class MTPDrafter:
             got = None if features is None else features.shape
             raise ValueError(f"MTP needs the target's last streams of each of {len(tokens)} tokens, got {got}")
         streams, following = features[None, :-1], list(tokens[1:])
-        if self._last is not None:
-            streams, following = mx.concatenate([self._last, streams], axis=1), list(tokens)
+        if self.last_streams is not None:
+            streams, following = mx.concatenate([self.last_streams, streams], axis=1), list(tokens)
         self.network.fill(mx.array([following], dtype=mx.int32), streams, self._cache)
         last = features[None, -1:]
         # Evaluated here so that the time is the drafter's, and so that the pass over all features can be freed.
         mx.eval(self._cache.state, last)
-        self._last, self._length = last, self._length + len(tokens)
+        self.last_streams, self._length = last, self._length + len(tokens)
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
         """A chain of ``gamma`` tokens. Forces evaluation: they are inputs of the verify pass.
 
         Raises:
             ValueError: the anchor does not follow the tokens observed so far, or none was.
         """
-        if position != self._length or self._last is None:
-            raise ValueError(f"the anchor must stand at {self._length}, after the observed tokens, got {position}")
-        before = self.snapshot()
-        token, streams, drafted = mx.array([[anchor]], dtype=mx.int32), self._last, []
-        try:
-            for _ in range(gamma):
-                logits, streams = self.network(token, streams, self._cache)
-                token = self._choose(logits)
-                drafted.append(token)
-            tokens = mx.concatenate(drafted, axis=1)[0].tolist()
-        finally:
-            self.restore(before)
+        if context.position != self._length or self.last_streams is None:
+            raise ValueError(
+                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
+            )
+        before, rows = self._cache.meta_state, list(self._cache.state)
+        token, streams, drafted = mx.array([[context.anchor]], dtype=mx.int32), self.last_streams, []
+        for _ in range(gamma):
+            logits, streams = self.network(token, streams, self._cache)
+            token = mx.argmax(logits, axis=-1)
+            drafted.append(token)
+        tokens = mx.concatenate(drafted, axis=1)[0].tolist()
+        # What drafting has added is not remembered; the cache never writes its arrays in place.
+        self._cache.meta_state, self._cache.state = before, rows
         return Proposal(tokens=tuple(tokens))
-
-    @staticmethod
-    def _choose(logits: mx.array) -> mx.array:
-        """The token of logits (1, 1, V): (1, 1). A draw from their distribution would be made here and returned too."""
-        return mx.argmax(logits, axis=-1)
 
     @property
     def context(self) -> Any:
         """The block's cache; its offset is one less than the tokens observed, or 0."""
         return self._cache
-
-    def snapshot(self) -> tuple[Any, tuple[mx.array, ...], mx.array | None, int]:
-        """Rows and streams by reference (they are never written in place), offset and length."""
-        return self._cache.meta_state, tuple(self._cache.state), self._last, self._length
-
-    def restore(self, snapshot: tuple[Any, tuple[mx.array, ...], mx.array | None, int]) -> None:
-        """Returns to a snapshot."""
-        self._cache.meta_state, state, self._last, self._length = snapshot
-        self._cache.state = list(state)

@@ -5,15 +5,19 @@ Saxena 2023, "Prompt lookup decoding"; no network, no confidence.
 
 from array import array
 from collections.abc import Sequence
+from typing import Annotated
 
 import mlx.core as mx
+from pydantic import Field
+from typing_extensions import override
 
+from spec.drafters.none import NoneDrafter
 from spec.errors import UserError
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.rounds import Admits, Context, Proposal
+from spec.values import checked_arguments
 
 
-class NgramDrafter:
+class NgramDrafter(NoneDrafter):
     """Proposes what followed the most recent earlier occurrence of the longest matching suffix.
 
     Args:
@@ -24,28 +28,25 @@ class NgramDrafter:
         UserError: not 1 <= n_min <= n_max.
     """
 
-    tapped_layers: tuple[int, ...] = ()
-    max_gamma: int | None = None
-
-    def __init__(self, *, n_max: int = 4, n_min: int = 2) -> None:
-        if not 1 <= n_min <= n_max:
+    @checked_arguments("drafter")
+    def __init__(self, *, n_max: Annotated[int, Field(ge=1)] = 4, n_min: Annotated[int, Field(ge=1)] = 2) -> None:
+        if n_min > n_max:
             raise UserError(f"drafter.n_min and n_max must satisfy 1 <= n_min <= n_max, got {n_min} and {n_max}")
         self.n_max, self.n_min = n_max, n_min
         self._tokens = array("l")
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
-        """Forgets the text."""
+    @override
+    def reset(self, prompt_length: int) -> None:
         self._tokens = array("l")
 
+    @override
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Appends committed tokens."""
         self._tokens.extend(tokens)
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
+    @override
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
         """What followed the ending last time; fewer than gamma tokens if the text ends before."""
-        text = self._tokens + array("l", [anchor])
+        text = self._tokens + array("l", [context.anchor])
         width = text.itemsize
         searched = text.tobytes()
         for n in range(min(self.n_max, len(text) - 1), self.n_min - 1, -1):
@@ -54,14 +55,6 @@ class NgramDrafter:
                 start = found + n
                 return Proposal(tokens=tuple(text[start : start + gamma]))
         return Proposal(reason=f"no earlier occurrence of the last {self.n_min} to {self.n_max} tokens")
-
-    def snapshot(self) -> int:
-        """The length: the text only grows."""
-        return len(self._tokens)
-
-    def restore(self, snapshot: int) -> None:
-        """Drops what was appended since."""
-        del self._tokens[snapshot:]
 
 
 def _find_last(searched: bytes, pattern: bytes, width: int) -> int | None:

@@ -4,30 +4,21 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.rounds import Admits, Context, Proposal
 
 
 class NoneDrafter:
-    """Proposes nothing and remembers nothing."""
+    """Proposes nothing and remembers nothing; the base of drafters that need no state."""
 
     tapped_layers: tuple[int, ...] = ()
     max_gamma: int | None = None
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
-        """Has nothing to forget."""
+    def reset(self, prompt_length: int) -> None:
+        """There is nothing to forget."""
 
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Remembers nothing."""
+        """Nothing is remembered."""
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
         """An empty proposal."""
         return Proposal(reason="there is no drafter")
-
-    def snapshot(self) -> None:
-        """Has no state."""
-
-    def restore(self, snapshot: None) -> None:
-        """Has no state."""

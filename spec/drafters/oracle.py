@@ -1,16 +1,18 @@
 """The instrument that separates the loop's cost from the drafter's quality: a known text played back with errors."""
 
-from collections.abc import Sequence
+from typing import Annotated
 
-import mlx.core as mx
+from pydantic import Field
+from typing_extensions import override
 
+from spec.drafters.none import NoneDrafter
 from spec.errors import UserError
-from spec.protocols import Admits, Proposal
-from spec.sampling import RandomStream
+from spec.rounds import Admits, Context, Proposal
+from spec.values import checked_arguments
 
 
-class OracleDrafter:
-    """Proposes the known continuation, each token right with a given probability.
+class OracleDrafter(NoneDrafter):
+    """Proposes the request's known continuation (`Request.reference`), each token right with a given probability.
 
     Whether a position is right depends on (seed, position) alone: a run can be repeated, and a shorter block proposes
     the same tokens.
@@ -22,52 +24,34 @@ class OracleDrafter:
         UserError: accept_rate lies outside 0..1.
     """
 
-    tapped_layers: tuple[int, ...] = ()
-    max_gamma: int | None = None
-
-    def __init__(self, *, accept_rate: float = 1.0) -> None:
-        if not 0 <= accept_rate <= 1:
-            raise UserError(f"drafter.accept_rate must lie in 0..1, got {accept_rate}")
+    @checked_arguments("drafter")
+    def __init__(self, *, accept_rate: Annotated[float, Field(ge=0, le=1)] = 0.8) -> None:
         self.accept_rate = accept_rate
-        self._known: tuple[int, ...] = ()
-        self._start = 0
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
-        """Takes the continuation to play back.
+    @override
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
+        """The known tokens after the anchor, some of them replaced.
 
         Raises:
-            UserError: none is given.
+            UserError: the request has no reference.
         """
-        if reference is None:
+        if context.reference is None:
             raise UserError(
-                "drafter=oracle plays back a known continuation, got none: run it with baseline=true, or pass "
-                "reference="
+                "drafter=oracle plays back a known continuation, got none: run it with baseline=true, or give the "
+                "request a reference"
             )
-        self._known, self._start = tuple(reference), prompt_length
-
-    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Remembers nothing: it knows already."""
-
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
-        """The known tokens after ``position``, some of them replaced."""
-        first = position + 1 - self._start
-        known = self._known[first : first + gamma]
+        first = context.position + 1 - context.prompt_length
+        known = context.reference[first : first + gamma]
         if not known:
             return Proposal(reason="the known continuation ends here")
         return Proposal(
             tokens=tuple(
-                token if draws.uniform(position + 1 + index, "draft") < self.accept_rate else _other(token)
-                for index, token in enumerate(known)
+                token
+                if context.random.uniform(context.position + 1 + at, "draft") < self.accept_rate
+                else _other(token)
+                for at, token in enumerate(known)
             )
         )
-
-    def snapshot(self) -> None:
-        """Nothing changes between resets."""
-
-    def restore(self, snapshot: None) -> None:
-        """Nothing changes between resets."""
 
 
 def _other(token: int) -> int:

@@ -1,7 +1,6 @@
 """What is said about a run: its account, its exactness, its records."""
 
 from spec.measure.account import Account, IdentityError, account_for, check_round
-from spec.measure.costs import CostTable
 from spec.measure.environment import describe
 from spec.measure.exactness import Divergence, Exactness, teacher_force
 from spec.measure.records import RunFolder, read_lines, read_summary
@@ -9,7 +8,6 @@ from spec.measure.repetition import repeated_ngram_share
 
 __all__ = [
     "Account",
-    "CostTable",
     "Divergence",
     "Exactness",
     "IdentityError",

@@ -1,4 +1,4 @@
-"""The cost account of a run, in the names that ds4's stats line made known (``dspark.md`` c.4).
+"""The cost account of a run, in the names that ds4's stats line made known.
 
 ds4 counts *cycles*: an ordinary decode of a token already chosen (the first token), then perhaps a block. Both loops
 are counted so:
@@ -22,10 +22,10 @@ What was saved is told twice.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
-from spec.generation import Generation
-from spec.protocols import Round
+from spec.measure.generation import Generation
+from spec.rounds import Round
 
 OUTCOMES = ("full", "partial", "miss_first", "no_draft", "no_room", "invalid", "verifier_unavailable", "errors")
 TIMERS = (
@@ -65,7 +65,7 @@ class Account:
             net_saved, baseline_wall, wall_saved`` see above, None where there is no baseline to compare with.
 
     Raises:
-        IdentityError: an identity of ``dspark.md`` c.4 does not hold.
+        IdentityError: an identity of ds4's counters does not hold.
     """
 
     cycles: int
@@ -95,9 +95,7 @@ class Account:
     time_ms: Mapping[str, float | None]
 
     def __post_init__(self) -> None:
-        for name, is_held, values in self._identities():
-            if not is_held:
-                raise IdentityError(f"{name} does not hold: {values}")
+        _refuse(self._identities())
 
     @property
     def accept_rate(self) -> float | None:
@@ -109,84 +107,40 @@ class Account:
         """Accepted drafts a round, undrafted rounds included; None without rounds."""
         return self.accepted_draft / self.cycles if self.cycles else None
 
-    def _identities(self) -> list[tuple[str, bool, str]]:
+    def _identities(self) -> list["Identity"]:
         draft, accepted, time = self.draft_len_hist, self.accepted_len_hist, self.time_ms
         by_outcome = sum(getattr(self, name) for name in OUTCOMES)
         drafted = self.full + self.partial + self.miss_first + self.verifier_unavailable + self.errors
-        in_draft_hist = sum(length * count for length, count in draft.items())
-        in_accepted_hist = sum(length * count for length, count in accepted.items())
         emitted = self.cycles + self.tail_skips + self.accepted_draft + self.num_pending
-        parts = sum(time[name] or 0.0 for name in ("snapshot", "verify", "replay"))
         commits = self.direct_full_commits + self.direct_partial_commits + self.replay_fallbacks
-        verified = self.full + self.partial
+        verified, unaccepted = self.full + self.partial, self.cycles - self.full - self.partial
+        parts = sum(time[name] or 0.0 for name in ("snapshot", "verify", "replay"))
         rows = [
-            ("cycles = sum of outcomes", self.cycles == by_outcome, f"{self.cycles} and {by_outcome}"),
-            ("first_tokens = cycles", self.first_tokens == self.cycles, f"{self.first_tokens} and {self.cycles}"),
-            (
-                "proposed = sum of draft_len_hist",
-                self.proposed == in_draft_hist,
-                f"{self.proposed} and {in_draft_hist}",
-            ),
-            ("drafted rounds = draft_len_hist", drafted == sum(draft.values()), f"{drafted} and {sum(draft.values())}"),
-            (
-                "accepted_draft = sum of accepted_len_hist",
-                self.accepted_draft == in_accepted_hist,
-                f"{self.accepted_draft} and {in_accepted_hist}",
-            ),
-            (
-                "cycles = accepted_len_hist",
-                self.cycles == sum(accepted.values()),
-                f"{self.cycles} and {sum(accepted.values())}",
-            ),
-            (
-                "accepted_len_hist[0] = rounds without an accepted draft",
-                accepted.get(0, 0) == self.cycles - self.full - self.partial,
-                f"{accepted.get(0, 0)} and {self.cycles - self.full - self.partial}",
-            ),
-            (
-                "accepted_draft <= proposed",
-                self.accepted_draft <= self.proposed,
-                f"{self.accepted_draft} and {self.proposed}",
-            ),
-            (
-                "scheduler_skips <= no_draft",
-                self.scheduler_skips <= self.no_draft,
-                f"{self.scheduler_skips} and {self.no_draft}",
-            ),
-            (
-                "num_tokens = cycles + tail_skips + accepted_draft + num_pending",
-                self.num_tokens == emitted,
-                f"{self.num_tokens} and {emitted}",
-            ),
-            (
-                "full + partial <= verify_calls <= full + partial + miss_first",
-                verified <= self.verify_calls <= verified + self.miss_first,
-                f"{self.verify_calls} and {verified} to {verified + self.miss_first}",
-            ),
-            ("verify_calls = sum of commits", self.verify_calls == commits, f"{self.verify_calls} and {commits}"),
-            (
-                "replay_fallbacks <= replayed_tokens",
-                self.replay_fallbacks <= self.replayed_tokens,
-                f"{self.replay_fallbacks} and {self.replayed_tokens}",
-            ),
-            (
-                "spec_total >= snapshot + verify + replay",
-                time["spec_total"] >= parts - TOLERANCE_MS,
-                f"{time['spec_total']} and {parts}",
-            ),
+            equal("cycles = sum of outcomes", self.cycles, by_outcome),
+            equal("first_tokens = cycles", self.first_tokens, self.cycles),
+            equal("proposed = sum of draft_len_hist", self.proposed, _total(draft)),
+            equal("drafted rounds = draft_len_hist", drafted, sum(draft.values())),
+            equal("accepted_draft = sum of accepted_len_hist", self.accepted_draft, _total(accepted)),
+            equal("cycles = accepted_len_hist", self.cycles, sum(accepted.values())),
+            equal("accepted_len_hist[0] = rounds without an accepted draft", accepted.get(0, 0), unaccepted),
+            at_most("accepted_draft <= proposed", self.accepted_draft, self.proposed),
+            at_most("scheduler_skips <= no_draft", self.scheduler_skips, self.no_draft),
+            equal("num_tokens = cycles + tail_skips + accepted_draft + num_pending", self.num_tokens, emitted),
+            at_most("full + partial <= verify_calls", verified, self.verify_calls),
+            at_most("verify_calls <= full + partial + miss_first", self.verify_calls, verified + self.miss_first),
+            equal("verify_calls = sum of commits", self.verify_calls, commits),
+            at_most("replay_fallbacks <= replayed_tokens", self.replay_fallbacks, self.replayed_tokens),
+            at_most("snapshot + verify + replay <= spec_total", parts, time["spec_total"], TOLERANCE_MS),
         ]
         if time["saved"] is not None:
             net = time["saved"] - time["spec_total"] - time["propose"]
-            is_held = abs(net - time["net_saved"]) <= TOLERANCE_MS
-            rows.append(("net_saved = saved - spec_total - propose", is_held, f"{time['net_saved']} and {net}"))
+            rows.append(equal("net_saved = saved - spec_total - propose", time["net_saved"], net, TOLERANCE_MS))
         if time.get("wall") is not None:  # ds4's line has none
             wall = sum(time[name] for name in ("propose", "spec_total", "target", "other"))
-            is_held = abs(wall - time["wall"]) <= TOLERANCE_MS
-            rows.append(("wall = propose + spec_total + target + other", is_held, f"{time['wall']} and {wall}"))
+            rows.append(equal("wall = propose + spec_total + target + other", time["wall"], wall, TOLERANCE_MS))
         if time.get("wall_saved") is not None:
             left = time["baseline_wall"] - time["wall"]
-            is_held = abs(left - time["wall_saved"]) <= TOLERANCE_MS
-            rows.append(("wall_saved = baseline_wall - wall", is_held, f"{time['wall_saved']} and {left}"))
+            rows.append(equal("wall_saved = baseline_wall - wall", time["wall_saved"], left, TOLERANCE_MS))
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -242,29 +196,43 @@ def check_round(item: Round) -> None:
     Raises:
         IdentityError: more was accepted than proposed or emitted, or the tokens do not add up.
     """
-    emitted, accepted = len(item.tokens), item.accepted
+    emitted, accepted, proposed = len(item.tokens), item.accepted, len(item.proposed)
     rows = [
-        ("accepted <= proposed", accepted <= len(item.proposed), f"{accepted} and {len(item.proposed)}"),
-        ("accepted <= emitted", accepted <= emitted, f"{accepted} and {emitted}"),
-        (
-            "emitted = accepted, and 1 for a next token",
-            emitted == accepted + (item.kind != "none"),
-            f"{emitted} and {accepted} with kind {item.kind}",
-        ),
-        (
-            "proposed <= gamma",
-            len(item.proposed) <= item.gamma or not item.proposed,
-            f"{len(item.proposed)} and {item.gamma}",
-        ),
-        (
-            "a reason exactly where nothing was proposed",
-            bool(item.proposed) != bool(item.reason),
-            f"{len(item.proposed)} proposed and {item.reason!r}",
-        ),
+        at_most("accepted <= proposed", accepted, proposed),
+        at_most("accepted <= emitted", accepted, emitted),
+        equal("emitted = accepted, and 1 for a next token", emitted, accepted + (item.kind != "none")),
+        at_most("proposed <= gamma", proposed, item.gamma if proposed else 0),
+        equal("a reason exactly where nothing was proposed", bool(item.reason), not proposed),
     ]
-    for name, is_held, values in rows:
-        if not is_held:
-            raise IdentityError(f"round {item.index}: {name} does not hold: {values}")
+    _refuse(rows, f"round {item.index}: ")
+
+
+class Identity(NamedTuple):
+    """A relation between counts that must hold, with the values that were found."""
+
+    name: str
+    is_held: bool
+    found: str
+
+
+def equal(name: str, left: float, right: float, tolerance: float = 0.0) -> Identity:
+    """That two values are the same, within a tolerance."""
+    return Identity(name, abs(left - right) <= tolerance, f"{left} and {right}")
+
+
+def at_most(name: str, left: float, right: float, tolerance: float = 0.0) -> Identity:
+    """That one value is no larger than another, within a tolerance."""
+    return Identity(name, left <= right + tolerance, f"{left} and {right}")
+
+
+def _refuse(identities: Sequence[Identity], where: str = "") -> None:
+    for identity in identities:
+        if not identity.is_held:
+            raise IdentityError(f"{where}{identity.name} does not hold: {identity.found}")
+
+
+def _total(histogram: Mapping[int, int]) -> int:
+    return sum(length * count for length, count in histogram.items())
 
 
 def _times(generations: Sequence[Generation], baseline_ms: Sequence[float | None]) -> dict[str, float | None]:

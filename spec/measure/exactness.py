@@ -1,4 +1,4 @@
-"""Whether what was emitted is what plain decoding of the same model says (``dspark.md`` c.9)."""
+"""Whether what was emitted is what plain decoding of the same model says."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec.generation import Generation, prefill_chunks
+from spec.measure.generation import Generation
 from spec.protocols import Target
+from spec.rounds import Guarantee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True)
 class Exactness:
-    """The figures of c.9.
+    """How an output compares with plain decoding.
 
     Attributes:
         nspec: tokens emitted speculatively and checked.
@@ -39,7 +40,8 @@ class Exactness:
             worst over all steps. None under sampling, where tokens are not argmaxes, and where it was not measured.
         at: index of the token with the worst gap within its output; -1 if no gap is above 0; None as above.
         identical_to_baseline: None without a baseline.
-        first_divergence: None where there is none.
+        first_divergence: None where there is none; not looked for under a promise of the law.
+        guarantee: what the verifier promises; a difference is a fault only under ``tokens``.
     """
 
     nspec: int
@@ -48,27 +50,47 @@ class Exactness:
     at: int | None
     identical_to_baseline: bool | None
     first_divergence: Divergence | None
+    guarantee: Guarantee = "tokens"
+
+    @property
+    def verdict(self) -> str:
+        """In words, as in the table."""
+        if self.guarantee == "law":
+            return "exact in law"
+        said = []
+        split = self.first_divergence
+        if split is not None:
+            margin = "" if split.logit_margin is None else f", which prefers its own token by {split.logit_margin:.3g}"
+            said.append(f"{split.prompt_id} leaves the baseline at position {split.position}{margin}")
+        if self.worst_argmax_gap:
+            said.append(f"token {self.at} of an output lies {self.worst_argmax_gap:.3g} below the argmax")
+        if self.guarantee == "none":
+            return "; ".join(["lossy", *said])
+        if said:
+            return "; ".join(said)
+        return (
+            "as baseline" if self.identical_to_baseline else "not checked" if self.at is None else "argmax throughout"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The record's ``exactness`` object."""
-        return asdict(self)
+        return asdict(self) | {"verdict": self.verdict}
 
 
-def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], chunk: int = 512) -> list[mx.array]:
+def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> list[mx.array]:
     """Logits that plain decoding sees before each of some tokens: one pass a token, in a fresh cache.
 
     Args:
         target: reset, used and left at the end of the tokens.
         prompt: token ids.
         tokens: the output to follow, whether plain decoding would have chosen it or not.
-        chunk: prompt tokens a pass, as in the loop.
 
     Returns:
         len(tokens) rows (V,) float32, row i about tokens[i].
     """
     target.reset()
-    for tokens_before in prefill_chunks(prompt, chunk):
-        target.prefill(tokens_before)
+    for _ in target.prefill(prompt[:-1]):
+        pass
     rows = []
     for token in (prompt[-1], *tokens[:-1]):
         rows.append(target.forward([token]).logits[0].astype(mx.float32))
@@ -83,7 +105,7 @@ def check(
     baseline: Sequence[int] | None,
     target: Target | None,
     is_greedy: bool,
-    chunk: int = 512,
+    guarantee: Guarantee = "tokens",
 ) -> Exactness:
     """Checks one output.
 
@@ -94,20 +116,20 @@ def check(
         baseline: plain decoding's tokens, or None.
         target: for teacher forcing; None leaves out the gap and the margin.
         is_greedy: whether tokens should be argmaxes.
-        chunk: prompt tokens a pass, as in the loop.
+        guarantee: what the output should keep.
     """
     tokens = generation.tokens
     split = None if baseline is None else _first_difference(baseline, tokens)
     # A sampled output that equals the baseline's leaves nothing for teacher forcing to tell.
-    is_forced = target is not None and (is_greedy or split is not None)
-    rows = teacher_force(target, prompt, tokens, chunk) if is_forced else None
+    is_forced = target is not None and guarantee != "law" and (is_greedy or split is not None)
+    rows = teacher_force(target, prompt, tokens) if is_forced else None
     gap, at = None, None
     if rows is not None and is_greedy:
         gaps = [(mx.max(row) - row[token]).item() for row, token in zip(rows, tokens, strict=True)]
         gap = max(gaps)
         at = gaps.index(gap) if gap > 0 else -1
     divergence = None
-    if split is not None:
+    if split is not None and guarantee != "law":
         margin = None
         if rows is not None and split < min(len(tokens), len(baseline)):
             margin = (rows[split][baseline[split]] - rows[split][tokens[split]]).item()
@@ -118,6 +140,7 @@ def check(
             logit_margin=margin,
         )
     return Exactness(
+        guarantee=guarantee,
         nspec=len(tokens),
         max_chunk=max((len(item.tokens) for item in generation.rounds), default=0),
         worst_argmax_gap=gap,
@@ -133,6 +156,7 @@ def merge(checks: Sequence[Exactness]) -> Exactness:
     worst = max(gaps, key=lambda item: item.worst_argmax_gap) if gaps else None
     compared = [item.identical_to_baseline for item in checks if item.identical_to_baseline is not None]
     return Exactness(
+        guarantee=checks[0].guarantee if checks else "tokens",
         nspec=sum(item.nspec for item in checks),
         max_chunk=max((item.max_chunk for item in checks), default=0),
         worst_argmax_gap=None if worst is None else worst.worst_argmax_gap,

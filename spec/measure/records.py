@@ -1,16 +1,17 @@
 """The files a run leaves behind. Other programs rely on the names of these fields."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO
 
-from spec.clock import PARTS
 from spec.errors import UserError
-from spec.generation import Generation
+from spec.loop.stopwatch import PARTS
 from spec.measure.account import check_round
-from spec.protocols import Round
+from spec.measure.generation import Generation
+from spec.rounds import Round
+from spec.sampling import Sampling
 
 Mode = Literal["baseline", "speculative"]
 ROUNDS, RUNS, SUMMARY = "rounds.jsonl", "runs.jsonl", "summary.json"
@@ -56,24 +57,29 @@ def run_record(
     mode: Mode,
     generation: Generation,
     text: str,
-    prompt_tokens: int,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    seed: int,
     peak_memory_gb: float,
     is_prefill_timed: bool = True,
 ) -> dict[str, Any]:
-    """A line of ``runs.jsonl``. ``tokens_per_s`` is of decoding after the first token, which the prefill yields.
+    """A line of ``runs.jsonl``: all that is needed to run it again, and what came of it.
 
-    ``is_prefill_timed`` is False on a virtual clock, whose table prices no prompt.
+    ``tokens_per_s`` is of decoding after the first token, which the prefill yields; ``is_prefill_timed`` is False on a
+    virtual clock, whose table prices no prompt.
     """
     return {
         "prompt_id": prompt_id,
         "class": prompt_class,
         "repeat": repeat,
         "mode": mode,
+        "prompt": list(prompt),
+        "sampling": sampling.to_json() | {"seed": seed},
         "tokens": list(generation.tokens),
         "text": text,
         "finish_reason": generation.finish_reason,
         "tokens_per_s": generation.tokens_per_s,
-        "prefill_tokens_per_s": prompt_tokens / generation.prefill.duration_s
+        "prefill_tokens_per_s": len(prompt) / generation.prefill.duration_s
         if is_prefill_timed and generation.prefill.duration_s
         else None,
         "peak_memory_gb": peak_memory_gb,
@@ -110,6 +116,10 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files; all that was written is on disk already."""
         self._rounds.close()
         self._runs.close()
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec.generation import prefill_chunks
-from spec.protocols import Round
-from spec.session import TargetSession
+from spec.rounds import Round
+from spec.targets.session import TargetSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,7 @@ class StateCheck:
 
     Args:
         watched: the session that the loop uses.
-        shadow: another one of the same model and headroom, for this alone.
-        chunk: prompt tokens a pass, as in the loop.
+        shadow: another one of the same model, headroom and chunks, for this alone.
 
     Attributes:
         rounds: how many were compared.
@@ -42,8 +40,8 @@ class StateCheck:
         first_difference: None where there is none.
     """
 
-    def __init__(self, watched: TargetSession, shadow: TargetSession, chunk: int = 512) -> None:
-        self._watched, self._shadow, self._chunk = watched, shadow, chunk
+    def __init__(self, watched: TargetSession, shadow: TargetSession) -> None:
+        self._watched, self._shadow = watched, shadow
         self._prompt_id, self._tokens = "", []
         self.rounds = 0
         self.worst_gap = 0.0
@@ -53,8 +51,8 @@ class StateCheck:
         """Prefills the shadow as a loop prefills."""
         self._prompt_id, self._tokens = prompt_id, list(prompt)
         self._shadow.reset()
-        for chunk in prefill_chunks(prompt, self._chunk):
-            self._shadow.prefill(chunk)
+        for _ in self._shadow.prefill(prompt[:-1]):
+            pass
 
     def after(self, finished: Round) -> None:
         """Compares once a round, or the prefill, has ended. Forces evaluation of every row."""

@@ -1,13 +1,20 @@
 """How every program ends: one line and exit code 2 for what the user can mend, a traceback for a fault of ours."""
 
+import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from spec.errors import UserError, one_line
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = str(ROOT / "configs")
+"""Found from this file's place: a folder named configs where the user stands is none of ours."""
 
 
 def run(main: Callable[[], int | None], *mendable: type[Exception]) -> int:
@@ -22,6 +29,7 @@ def run(main: Callable[[], int | None], *mendable: type[Exception]) -> int:
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors instead of printing and exiting
     try:
+        claim_models()
         return main() or 0
     except (UserError, HydraException, OmegaConfBaseException, OSError, *mendable) as error:
         complain(error)
@@ -29,6 +37,33 @@ def run(main: Callable[[], int | None], *mendable: type[Exception]) -> int:
     except KeyboardInterrupt:  # finished records, files and checkpoints are on disk
         print("interrupted", file=sys.stderr)
         return 130
+
+
+class _ModelsFinder:
+    """Finds ``models`` beside this library, before Python looks into the folder where the user stands."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.PathFinder.find_spec(name, [str(ROOT)]) if name == "models" else None
+
+
+def claim_models() -> None:
+    """Makes ``models`` in configurations mean this library's, whatever folder of that name the user has.
+
+    Raises:
+        UserError: another package of that name is imported already.
+    """
+    found = sys.modules.get("models")
+    where = getattr(found, "__file__", None)
+    if found is not None and (where is None or Path(where).parents[1] != ROOT):
+        raise UserError(
+            f"a package named models was imported from {where} before this library's own: rename it, or start the "
+            "program without it"
+        )
+    if _ModelsFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _ModelsFinder)
 
 
 def complain(error: BaseException) -> None:

@@ -1,8 +1,24 @@
-"""Verifiers: which prefix of a proposal stands, and which token comes next."""
+"""Verifiers: which prefix of a proposal is accepted, and which token comes next.
+
+`processed_rows`, `target_rows`, `acceptance`, `residual`, `correction` and `bonus` are what they are made of, for a
+verifier of one's own.
+"""
 
 from spec.verifiers.block import BlockVerifier
 from spec.verifiers.greedy import GreedyVerifier
-from spec.verifiers.rejection import RejectionVerifier
+from spec.verifiers.rejection import RejectionVerifier, acceptance, bonus, correction, residual
+from spec.verifiers.rows import processed_rows, target_rows
 from spec.verifiers.sample_match import SampleMatchVerifier
 
-__all__ = ["BlockVerifier", "GreedyVerifier", "RejectionVerifier", "SampleMatchVerifier"]
+__all__ = [
+    "BlockVerifier",
+    "GreedyVerifier",
+    "RejectionVerifier",
+    "SampleMatchVerifier",
+    "acceptance",
+    "bonus",
+    "correction",
+    "processed_rows",
+    "residual",
+    "target_rows",
+]

@@ -1,18 +1,18 @@
 """B2: rejection sampling, one draft after another (Leviathan et al. 2023, arXiv 2211.17192; Chen et al., 2302.01318).
 
-A draft x ~ q stands with probability min(1, p(x) / q(x)). The first that does not is replaced by a draw from the
+A draft x ~ q is accepted with probability min(1, p(x) / q(x)). The first that does not is replaced by a draw from the
 residual, norm(max(p - q, 0)), so that q(x) min(1, p/q) + (1 - sum min(p, q)) residual(x) = p(x). An argmax draft is the
-case of a point mass q: it stands with p(x), and the residual is p without x. All in log space, where no ratio
+case of a point mass q: it is accepted with p(x), and the residual is p without x. All in log space, where no ratio
 underflows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import ClassVar
 
 import mlx.core as mx
 
-from spec.protocols import Proposal, Verdict
-from spec.sampling import RandomStream, Sampling
+from spec.rounds import Context, Guarantee, Proposal, Verdict
+from spec.sampling import Sampling
+from spec.values import checked
 from spec.verifiers.rows import target_rows
 
 
@@ -57,28 +57,37 @@ def residual(target: mx.array, draft: mx.array) -> mx.array:
     return mx.where(target > draft, target + mx.log(-mx.expm1(mx.minimum(draft - target, 0))), -mx.inf)
 
 
-def correct(accepted: int, target: mx.array, excess: mx.array, position: int, draws: RandomStream) -> Verdict:
+def correction(accepted: int, target: mx.array, excess: mx.array, context: Context) -> Verdict:
     """Draws the correction token. Forces evaluation.
 
     Args:
-        accepted: length of the prefix that stands.
+        accepted: length of the accepted prefix.
         target: (V,) float32, log p after it.
         excess: (V,) float32, log of the residual, not normalized.
-        position: absolute position of the correction.
-        draws: of the generation.
+        context: the text before the proposal.
     """
     # A rejection says that the residual has mass; rounding can still have eaten it when p and q are nearly equal.
     is_empty = mx.max(excess) == -mx.inf
-    token = int(draws.categorical(mx.where(is_empty, target, excess), position, "residual"))
-    return Verdict(accepted=accepted, next_token=token, kind="correction", has_no_residual=bool(is_empty.item()))
+    position = context.position + 1 + accepted
+    token = int(context.random.categorical(mx.where(is_empty, target, excess), position, "residual"))
+    return Verdict(accepted=accepted, next_token=token, has_no_residual=bool(is_empty.item()))
 
 
-def bonus(accepted: int, target: mx.array, position: int, draws: RandomStream) -> Verdict:
-    """Draws the token after a proposal that stands whole. Arguments as `correct`."""
-    return Verdict(accepted=accepted, next_token=int(draws.categorical(target, position, "bonus")), kind="bonus")
+def bonus(accepted: int, target: mx.array, context: Context) -> Verdict:
+    """Draws the token after a proposal that was accepted whole, if a row is left for it.
+
+    Args:
+        accepted: G.
+        target: (G, V) or (G + 1, V) float32, log p.
+        context: the text before the proposal.
+    """
+    if target.shape[0] == accepted:
+        return Verdict(accepted=accepted, next_token=None)
+    token = int(context.random.categorical(target[accepted], context.position + 1 + accepted, "bonus"))
+    return Verdict(accepted=accepted, next_token=token)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("verifier")
 class RejectionVerifier:
     """Accepts drafts one by one with probability min(1, p/q) and corrects the first rejected from the residual.
 
@@ -86,27 +95,21 @@ class RejectionVerifier:
         sampling: the processed distribution p. The same p enters the ratio and the residual.
     """
 
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling
 
-    def accept(
-        self,
-        proposal: Proposal,
-        target_logits: mx.array,
-        position: int,
-        draws: RandomStream,
-        committed: Sequence[int] = (),
-    ) -> Verdict:
+    guarantee: ClassVar[Guarantee] = "law"
+
+    def accept(self, proposal: Proposal, logits: mx.array, context: Context) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation: the next step depends on the draws.
 
         Raises:
             ValueError: a row has no finite maximum, or a draft cannot have been drawn from its q.
         """
-        target = target_rows(self.sampling, proposal, target_logits, committed)
+        target = target_rows(self.sampling, proposal, logits, context)
         count = len(proposal.tokens)
         if count:
             draft = proposal.draft_logprobs(target.shape[1])
-            for accepted, probability in enumerate(acceptance(target[:-1], draft, proposal.tokens)):
-                if not draws.accepts(probability, position + accepted):
-                    excess = residual(target[accepted], draft[accepted])
-                    return correct(accepted, target[accepted], excess, position + accepted, draws)
-        return bonus(count, target[count], position + count, draws)
+            for accepted, probability in enumerate(acceptance(target[:count], draft, proposal.tokens)):
+                if not context.random.accepts(probability, context.position + 1 + accepted):
+                    return correction(accepted, target[accepted], residual(target[accepted], draft[accepted]), context)
+        return bonus(count, target, context)

@@ -1,40 +1,37 @@
-"""What every verifier begins with: the target's processed distribution at each row of a pass."""
-
-from collections.abc import Sequence
+"""What a verifier begins with: the target's processed logits at each row of a pass."""
 
 import mlx.core as mx
 
-from spec.protocols import Proposal
+from spec.rounds import Context, Proposal
 from spec.sampling import Sampling, check_rows
 
 
-def processed_rows(
-    sampling: Sampling, proposal: Proposal, target_logits: mx.array, committed: Sequence[int]
-) -> mx.array:
+def processed_rows(sampling: Sampling, proposal: Proposal, logits: mx.array, context: Context) -> mx.array:
     """Logits after bias and penalties, each row with the drafts before it in view. Forces evaluation of their maxima.
 
     Args:
         sampling: the processed distribution.
         proposal: G tokens.
-        target_logits: (G + 1, V).
-        committed: prompt and output so far.
+        logits: (G, V) or (G + 1, V), the target's.
+        context: the text before the proposal.
 
     Returns:
-        (G + 1, V) float32.
+        As ``logits``, float32.
 
     Raises:
         ValueError: another number of rows, or a row without a finite maximum.
     """
-    if target_logits.shape[0] != len(proposal.tokens) + 1:
+    count = len(proposal.tokens)
+    if logits.shape[0] not in (max(count, 1), count + 1):
         raise ValueError(
-            f"{len(proposal.tokens)} proposed tokens need {len(proposal.tokens) + 1} rows of target logits, got "
-            f"{target_logits.shape[0]}"
+            f"{count} proposed tokens need {count + 1} rows of target logits, or {count} for no bonus, got "
+            f"{logits.shape[0]}"
         )
-    logits = sampling.process(target_logits, committed, proposal.tokens)
-    check_rows(logits)
-    return logits
+    rows = sampling.process(logits, context.tokens, proposal.tokens)
+    check_rows(rows)
+    return rows
 
 
-def target_rows(sampling: Sampling, proposal: Proposal, target_logits: mx.array, committed: Sequence[int]) -> mx.array:
-    """Log p, (G + 1, V) float32, of the processed distribution. Arguments and errors as `processed_rows`."""
-    return sampling.distribution(processed_rows(sampling, proposal, target_logits, committed))
+def target_rows(sampling: Sampling, proposal: Proposal, logits: mx.array, context: Context) -> mx.array:
+    """Log p of the processed distribution, shape as ``logits``, float32. Arguments and errors as `processed_rows`."""
+    return sampling.distribution(processed_rows(sampling, proposal, logits, context))

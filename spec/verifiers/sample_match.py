@@ -1,18 +1,18 @@
 """Sample and match: draw the target's token first, go on while the draft happens to equal it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import ClassVar
 
 import mlx.core as mx
 
-from spec.protocols import Proposal, Verdict
-from spec.sampling import RandomStream, Sampling
+from spec.rounds import Context, Guarantee, Proposal, Verdict
+from spec.sampling import Sampling
+from spec.values import checked
 from spec.verifiers.rows import target_rows
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("verifier")
 class SampleMatchVerifier:
-    """Emits y ~ p at every position and continues if y is the draft (``dspark.md`` d, "sample-and-match").
+    """Emits y ~ p at every position and continues if y is the draft.
 
     A draft that does not look at y cannot change its law, so this is exact for every drafter. With draws keyed by
     position the tokens are the very ones that plain sampling under the same seed emits; at temperature 0 it is greedy
@@ -22,27 +22,20 @@ class SampleMatchVerifier:
         sampling: the processed distribution p.
     """
 
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling
 
-    def accept(
-        self,
-        proposal: Proposal,
-        target_logits: mx.array,
-        position: int,
-        draws: RandomStream,
-        committed: Sequence[int] = (),
-    ) -> Verdict:
+    guarantee: ClassVar[Guarantee] = "tokens"
+
+    def accept(self, proposal: Proposal, logits: mx.array, context: Context) -> Verdict:
         """See `spec.protocols.Verifier`. Forces evaluation a row at a time: no token is drawn that is not emitted.
 
         Raises:
             ValueError: a row has no finite maximum.
         """
-        logprobs = target_rows(self.sampling, proposal, target_logits, committed)
-        for accepted, drafted in enumerate(proposal.tokens):
-            token = int(draws.categorical(logprobs[accepted], position + accepted, "target"))
-            if token != drafted:
+        logprobs = target_rows(self.sampling, proposal, logits, context)
+        for at in range(logprobs.shape[0]):
+            token = int(context.random.categorical(logprobs[at], context.position + 1 + at, "target"))
+            if at == len(proposal.tokens) or token != proposal.tokens[at]:
                 # y itself is emitted: a second draw after the mismatch would count p(x) twice.
-                return Verdict(accepted=accepted, next_token=token, kind="correction")
-        count = len(proposal.tokens)
-        token = int(draws.categorical(logprobs[count], position + count, "target"))
-        return Verdict(accepted=count, next_token=token, kind="bonus")
+                return Verdict(accepted=at, next_token=token)
+        return Verdict(accepted=len(proposal.tokens), next_token=None)

@@ -16,7 +16,7 @@ from models import load_dspark, load_model
 from spec import DSparkDrafter, RandomStream
 from spec.errors import UserError
 from tests.experiments.test_acceptance import composed, write_generations
-from tests.spec.doubles import session
+from tests.spec.doubles import context_at, prefilled, session
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_temperatures_are_stored_and_used(
 
     model = load_model(folder)
     network = load_dspark(folder, target=model)
-    features = session(model, raw).prefill([1, 2, 3])
+    features = prefilled(session(model, raw), [1, 2, 3])
     said = {}
     for name, drafter in (
         ("raw", raw),
@@ -70,7 +70,7 @@ def test_temperatures_are_stored_and_used(
         ("matched", DSparkDrafter(network, temperature=0.7, calibration="auto")),
     ):
         drafter.observe([1, 2, 3], features)
-        said[name] = drafter.propose(4, 3, 5, RandomStream())
+        said[name] = drafter.propose(context_at(4, 3, RandomStream()), 5)
     logits = np.log(said["raw"].confidence) - np.log1p(-np.array(said["raw"].confidence))
     for name in ("greedy", "matched"):
         assert said[name].tokens == said["raw"].tokens
@@ -115,7 +115,7 @@ def test_sets_that_are_not_fitted_stay(folder: Path, recordings: tuple[Path, Pat
 def test_sampled_drafts_are_scored_by_their_chance(checkpoint: Path, recordings: tuple[Path, Path]) -> None:
     target = load_model(checkpoint, "float32")
     network = load_dspark(checkpoint, target=target)
-    rows = [item for item in load_continuations(str(recordings[0]), checkpoint) if item.temperature == 1]
+    rows = [item for item in load_continuations(str(recordings[0])) if item.temperature == 1]
     first, again, other = (score(network, target, rows, Console(quiet=True), 1.0, seed) for seed in (0, 0, 1))
     argmax = score(network, target, rows, Console(quiet=True))
     assert (first.sequence == argmax.sequence).all()
@@ -178,7 +178,7 @@ def test_recordings_without_room_for_a_block_are_refused(checkpoint: Path, tmp_p
     file = tmp_path / "short.npz"
     arrays = dict(np.load(write_generations(tmp_path / "whole.npz", 0, rows=4)))
     np.savez(file, **(arrays | {"tokens": arrays["tokens"][:, :9]}))
-    assert len(load_continuations(str(file), checkpoint)) == 4
+    assert len(load_continuations(str(file))) == 4
     config = composed("calibrate", f"target={checkpoint}", f"fit={file}", f"judge={file}", "store=false")
     config.judge = str(write_generations(tmp_path / "other.npz", 5))
     with pytest.raises(UserError, match="no recording has 6 tokens of the target's own"):

@@ -27,6 +27,7 @@ from models import load, load_dspark, load_model, load_mtp
 from spec import DSparkDrafter, RandomStream
 from spec.measure import read_lines
 from spec.prompts import encode, load_prompts
+from tests.spec.doubles import context_at
 
 Step = Callable[..., None]
 
@@ -307,7 +308,7 @@ def check_calibration(step: Step) -> None:
         drafter = DSparkDrafter(network, calibration=name)
         drafter.reset(9)
         drafter.observe(range(9), features)
-        sure = np.array(drafter.propose(20, 9, GAMMA, RandomStream(seed=0)).confidence)
+        sure = np.array(drafter.propose(context_at(20, 9, RandomStream(seed=0)), GAMMA).confidence)
         logits[name] = np.log(sure / (1 - sure))
     for name, divisors in temperatures.items():
         np.testing.assert_allclose(logits[name] * divisors, logits[None], rtol=1e-3, atol=1e-3)

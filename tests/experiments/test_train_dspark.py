@@ -16,7 +16,7 @@ from experiments.training.batches import BlockSampler
 from experiments.training.initial import initialize
 from models import Model, load_dspark, load_model
 from models.dspark import Network
-from spec import DSparkDrafter, RandomStream, UserError, collect
+from spec import DSparkDrafter, RandomStream, Request, UserError, collect
 from tests.experiments.training_toys import (
     CLASSES,
     DRAFTER,
@@ -31,7 +31,7 @@ from tests.experiments.training_toys import (
     write_tokens,
 )
 from tests.random_models import random_model, random_tokens, tiny_config
-from tests.spec.doubles import make_loop, session
+from tests.spec.doubles import context_at, make_loop, session
 
 # --- the drafter's loss ---
 
@@ -203,16 +203,16 @@ def test_ablations_train_load_and_draft(
 
     drafter = DSparkDrafter(network)
     prompt = random_tokens(21, vocab_size=VOCABULARY)[0].tolist()
-    plain = collect(make_loop(session(target)).rounds(prompt, max_tokens=12)).tokens
+    plain = collect(make_loop(session(target)).rounds(Request(prompt=prompt, max_tokens=12))).tokens
     loop = make_loop(session(target, drafter, gamma), drafter, gamma)
-    result = collect(loop.rounds(prompt, max_tokens=12))
+    result = collect(loop.rounds(Request(prompt=prompt, max_tokens=12)))
     assert result.tokens == plain
     assert any(item.proposed for item in result.rounds)
     again = DSparkDrafter(network)  # what a round proposes is a function of the tokens before it
     again.observe(
         prompt, target(mx.array([prompt]), tapped_layers=network.tapped_layers)[1][0] if tapped_layers else None
     )
-    proposal = again.propose(plain[0], len(prompt), gamma, RandomStream())
+    proposal = again.propose(context_at(plain[0], len(prompt), RandomStream()), gamma)
     assert len(proposal.tokens) == len(proposal.confidence) == gamma
 
 

@@ -23,7 +23,7 @@ from experiments.training.initial import initialize
 from experiments.training.loop import Plan, Trainer
 from models import Model, load_dspark, load_model, load_mtp
 from models.mtp import Network
-from spec import FixedPolicy, MTPDrafter, collect
+from spec import FixedPolicy, MTPDrafter, Request, collect
 from spec.errors import UserError
 from tests.random_models import random_model, random_mtp, random_tokens, tiny_config
 from tests.spec.doubles import make_loop, session
@@ -117,11 +117,11 @@ def test_what_was_trained_loads_and_drafts(trained: Path) -> None:
     assert network.config.n_routed_experts == 3
     assert network.config.num_experts_per_tok == 1
     prompt = random_tokens(30, vocab_size=VOCABULARY)[0].tolist()
-    plain = collect(make_loop(session(target)).rounds(prompt, max_tokens=20)).tokens
+    plain = collect(make_loop(session(target)).rounds(Request(prompt=prompt, max_tokens=20))).tokens
     drafter = MTPDrafter.load(target, load_mtp)
     loop = make_loop(session(target, drafter, 3), drafter, 3)
     assert loop.block == FixedPolicy(gamma=3)
-    rounds = list(loop.rounds(prompt, max_tokens=20))
+    rounds = list(loop.rounds(Request(prompt=prompt, max_tokens=20)))
     assert tuple(token for item in rounds for token in item.tokens) == plain
     assert any(item.proposed for item in rounds)
     assert load_dspark(target=target).block_size == 5  # what the folder held is still there

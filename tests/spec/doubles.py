@@ -1,76 +1,39 @@
 """Test doubles: a target whose output is written down, drafters with a plan, and loops of default parts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from spec import (
     BlockPlan,
+    Context,
     FixedPolicy,
     FoldedLoop,
-    GreedyVerifier,
     NoneDrafter,
-    PrefixCommit,
     Proposal,
     RandomStream,
+    RecordedTarget,
     Round,
     SpeculativeLoop,
-    TargetPass,
     TargetSession,
-    TokenReplay,
 )
-from spec.protocols import Drafter, Target
+from spec.protocols import BlockPolicy, Drafter, Target
 
 
-class ScriptedTarget:
-    """A target that wants ``script[p]`` at position p, whatever came before; its cache is a list of what it was fed."""
+def context_at(anchor: int, position: int, random: RandomStream | None = None, **fields: Any) -> Context:
+    """A context whose anchor stands at a position; the tokens before it are zeros."""
+    return Context([0] * position + [anchor], random or RandomStream(), **fields)
 
-    def __init__(
-        self, script: Sequence[int], vocab_size: int = 32, context: int = 10_000, max_rollback: int = 16
-    ) -> None:
-        self.script = tuple(script)
-        self.vocab_size, self.context, self.max_rollback = vocab_size, context, max_rollback
-        self.rows: list[int] = []
-        self.widths: list[int] = []  # of every pass with logits
 
-    @property
-    def offset(self) -> int:
-        return len(self.rows)
+def before(position: int, random: RandomStream, committed: Sequence[int] | None = None) -> Context:
+    """The context of a proposal that begins at a position, after given tokens or zeros."""
+    return Context([0] * position if committed is None else committed, random)
 
-    def reset(self) -> None:
-        self.rows, self.widths = [], []
 
-    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
-        self.rows += tokens
-        return None
-
-    def forward(self, tokens: Sequence[int]) -> TargetPass:
-        first = len(self.rows)
-        self.rows += tokens
-        self.widths.append(len(tokens))
-        assert len(self.rows) <= self.context
-        wanted = [self.script[position + 1] for position in range(first, len(self.rows))]
-        logits = (mx.arange(self.vocab_size) == mx.array(wanted)[:, None]).astype(mx.float32)
-        return TargetPass(logits=logits, features=mx.array(self.rows[first:], dtype=mx.float32)[:, None])
-
-    def verify(self, tokens: Sequence[int]) -> TargetPass:
-        return self.forward(tokens)
-
-    def trim(self, count: int) -> None:
-        assert count <= self.max_rollback
-        if count:
-            del self.rows[-count:]
-
-    def rewind(self, offset: int) -> None:
-        del self.rows[offset:]
-
-    def snapshot(self) -> list[int]:
-        return list(self.rows)
-
-    def restore(self, snapshot: list[int]) -> None:
-        self.rows = list(snapshot)
+def scripted_target(script: Sequence[int], vocab_size: int = 32, **options: Any) -> RecordedTarget:
+    """A target that wants ``script[p]`` at position p, whatever came before."""
+    return RecordedTarget.of_tokens(script, vocab_size, **({"context_length": 10_000, "max_rollback": 16} | options))
 
 
 class PlannedDrafter(NoneDrafter):
@@ -80,23 +43,17 @@ class PlannedDrafter(NoneDrafter):
         self.script, self.wrong = tuple(script), wrong
         self.seen: list[int] = []
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
+    def reset(self, prompt_length: int) -> None:
         self.seen = []
 
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
         self.seen += tokens
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
-        known = range(position + 1, min(position + 1 + gamma, len(self.script)))
+    def propose(self, context, gamma, admits=None) -> Proposal:
+        known = range(context.position + 1, min(context.position + 1 + gamma, len(self.script)))
         if not known:
             return Proposal(reason="the script ends")
         return Proposal(tokens=tuple(self.script[at] ^ (1 if at in self.wrong else 0) for at in known))
-
-    def snapshot(self) -> int:
-        return len(self.seen)
-
-    def restore(self, snapshot: int) -> None:
-        del self.seen[snapshot:]
 
 
 class WrongDrafter(NoneDrafter):
@@ -105,40 +62,73 @@ class WrongDrafter(NoneDrafter):
     def __init__(self, plain: Sequence[int], start: int, vocab_size: int) -> None:
         self.plain, self.start, self.vocab_size = plain, start, vocab_size
 
-    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
-        first = position + 1 - self.start
+    def propose(self, context, gamma, admits=None) -> Proposal:
+        first = context.position + 1 - self.start
         tokens = [(token + 1) % self.vocab_size for token in self.plain[first : first + gamma]]
         return Proposal(tokens=tuple(tokens)) if tokens else Proposal(reason="the plan ends")
 
 
-@dataclass(kw_only=True)
 class SpyPolicy:
-    """A fixed block that remembers the rounds it was told of."""
+    """A fixed block that also writes down the rounds it was told of."""
 
-    gamma: int
-    seen: list[Round] = field(default_factory=list)
+    def __init__(self, gamma: int) -> None:
+        self.max_gamma = gamma
+        self.seen: list[Round] = []
 
-    @property
-    def max_gamma(self) -> int:
-        return self.gamma
-
-    def reset(self) -> None:
+    def init(self) -> int:
         self.seen = []
+        return 0
 
-    def plan(self, history: Any) -> BlockPlan:
-        return FixedPolicy(gamma=self.gamma).plan(history)
+    def plan(self, state: int, tokens_left: int) -> BlockPlan:
+        return FixedPolicy(gamma=self.max_gamma).plan(None, tokens_left)
 
-    def admits(self, confidences: tuple[float, ...]) -> bool:
+    def admits(self, state: int, confidences: tuple[float, ...]) -> bool:
         return True
 
-    def observe(self, finished: Round) -> None:
+    def after(self, state: int, finished: Round) -> int:
+        assert state == len(self.seen)
         self.seen.append(finished)
+        return state + 1
 
-    def snapshot(self) -> int:
-        return len(self.seen)
 
-    def restore(self, snapshot: int) -> None:
-        del self.seen[snapshot:]
+class NosyPolicy:
+    """A block policy that looks at all it may: the next gamma depends on what was proposed and accepted before."""
+
+    max_gamma = 2
+
+    def init(self) -> int:
+        return 0
+
+    def plan(self, state: int, tokens_left: int) -> BlockPlan:
+        return BlockPlan(gamma=1 + state % 2)
+
+    def admits(self, state: int, confidences: tuple[float, ...]) -> bool:
+        return True
+
+    def after(self, state: int, finished: Round) -> int:
+        return sum(finished.proposed) + finished.accepted
+
+
+class PolicyTrial:
+    """A block policy with the state that a loop would keep for it."""
+
+    def __init__(self, policy: BlockPolicy) -> None:
+        self.policy, self.state = policy, policy.init()
+
+    def gamma(self, tokens_left: int = 1000) -> int:
+        return self.plan(tokens_left).gamma
+
+    def plan(self, tokens_left: int = 1000) -> BlockPlan:
+        return self.policy.plan(self.state, tokens_left)
+
+    def admits(self, confidences: tuple[float, ...]) -> bool:
+        return self.policy.admits(self.state, confidences)
+
+    def observe(self, finished: Round) -> None:
+        self.state = self.policy.after(self.state, finished)
+
+    def reset(self) -> None:
+        self.state = self.policy.init()
 
 
 def make_loop(
@@ -149,28 +139,27 @@ def make_loop(
     **parts: Any,
 ) -> SpeculativeLoop:
     """A loop with default parts where none are given."""
-    defaults = {
-        "verifier": GreedyVerifier(),
-        "commit": PrefixCommit(),
-        "replay": TokenReplay(),
-        "block": FixedPolicy(gamma=gamma),
-    }
-    return shape(target=target, drafter=drafter or NoneDrafter(), **(defaults | parts))
+    return shape(target, drafter, **({"block": FixedPolicy(gamma=gamma)} | parts))
 
 
 def session(model: Any, drafter: Drafter | None = None, gamma: int = 5, **options: Any) -> TargetSession:
-    """A session with the drafter's tapped_layers and headroom for gamma."""
-    return TargetSession(
-        model, tapped_layers=drafter.tapped_layers if drafter else (), max_rollback=gamma + 1, **options
-    )
+    """A session with the drafter's tapped layers and headroom for gamma."""
+    layers = drafter.tapped_layers if drafter else ()
+    return TargetSession(model, tapped_layers=layers, max_rollback=gamma + 1, **options)
+
+
+def prefilled(target: Target, tokens: Sequence[int]) -> mx.array | None:
+    """Features of tokens that are run together; None without tapped layers."""
+    features = [rows for _, rows in target.prefill(tokens) if rows is not None]
+    return mx.concatenate(features) if features else None
 
 
 class Ticking:
-    """A clock that advances by one second at each reading."""
+    """A clock that advances by one second at each reading, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = 0
 
-    def __call__(self) -> float:
-        self.now += 1.0
+    def __call__(self) -> int:
+        self.now += 10**9
         return self.now

@@ -12,7 +12,7 @@ from models import Model, ModelError, load_dspark, load_model
 from models.dspark import Network
 from spec import DSparkDrafter, RandomStream, UserError
 from tests.random_models import random_tokens
-from tests.spec.doubles import session
+from tests.spec.doubles import context_at, prefilled, session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()
@@ -38,13 +38,13 @@ def stored(folder: Path, target: Model, temperatures: object) -> Network:
 
 def confidence(target: Model, network: Network, gamma: int = 5, **options) -> np.ndarray:
     drafter = DSparkDrafter(network, **options)
-    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
-    return np.array(drafter.propose(7, len(PROMPT), gamma, RandomStream()).confidence)
+    drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
+    return np.array(drafter.propose(context_at(7, len(PROMPT), RandomStream()), gamma).confidence)
 
 
 def test_the_calibration_divides_the_logits(target: Model, folder: Path) -> None:
     network = stored(folder, target, TEMPERATURES)
-    raw = confidence(target, network)
+    raw = confidence(target, network, calibration=None)
     logits = np.log(raw / (1 - raw))
     for name, row in TEMPERATURES.items():
         expected = 1 / (1 + np.exp(-logits / np.array(row)))
@@ -53,7 +53,7 @@ def test_the_calibration_divides_the_logits(target: Model, folder: Path) -> None
     greedy, matched, _ = (confidence(target, network, calibration=name) for name in TEMPERATURES)
     assert (confidence(target, network, temperature=0.0, calibration="auto") == greedy).all()
     assert (confidence(target, network, temperature=0.6, calibration="auto") == matched).all()
-    assert (confidence(target, network, temperature=0.0) == raw).all()
+    assert (confidence(target, network, temperature=0.0) == greedy).all()  # auto is the default
     drawn = {"proposal": "sampled", "temperature": 0.6}
     ours, theirs, raw = (confidence(target, network, calibration=name, **drawn) for name in ("auto", "sampled", None))
     assert (ours == theirs).all()

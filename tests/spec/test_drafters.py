@@ -3,6 +3,7 @@
 import pytest
 
 from spec import NgramDrafter, NoneDrafter, OracleDrafter, Proposal, RandomStream, UserError
+from tests.spec.doubles import context_at
 
 DRAWS = RandomStream(seed=3)
 
@@ -11,7 +12,7 @@ def propose(drafter, text: list[int], gamma: int) -> Proposal:
     """Shows all but the last token, which is the anchor."""
     drafter.reset(len(text))
     drafter.observe(text[:-1], None)
-    return drafter.propose(text[-1], len(text) - 1, gamma, DRAWS)
+    return drafter.propose(context_at(text[-1], len(text) - 1, DRAWS), gamma)
 
 
 def by_hand(text: list[int], n_max: int, n_min: int, gamma: int) -> tuple[int, ...]:
@@ -45,55 +46,51 @@ def test_ngram_is_the_rule_on_random_texts() -> None:
         assert found == by_hand(text, 4, 1, 5)
 
 
-def test_ngram_forgets_what_is_taken_back() -> None:
+def test_ngram_forgets_at_a_reset() -> None:
     drafter = NgramDrafter(n_max=2, n_min=1)
     drafter.reset(3)
     drafter.observe([1, 2, 3], None)
-    taken = drafter.snapshot()
-    drafter.observe([4, 5, 4], None)
-    assert drafter.propose(4, 6, 1, DRAWS).tokens == (4,)
-    drafter.restore(taken)
-    assert drafter.propose(4, 3, 1, DRAWS).reason
+    assert drafter.propose(context_at(4, 3, DRAWS), 1).reason
     drafter.observe([1], None)
-    assert drafter.propose(2, 4, 2, DRAWS).tokens == (3, 1)
+    assert drafter.propose(context_at(2, 4, DRAWS), 2).tokens == (3, 1)
     drafter.reset(1)
-    assert drafter.propose(2, 0, 2, DRAWS).reason
+    assert drafter.propose(context_at(2, 0, DRAWS), 2).reason
 
 
 @pytest.mark.parametrize(("n_min", "n_max"), [(0, 3), (3, 2)])
 def test_ngram_refuses_impossible_lengths(n_min: int, n_max: int) -> None:
-    with pytest.raises(UserError, match="1 <= n_min <= n_max"):
+    with pytest.raises(UserError, match=r"n_min (must|and n_max must satisfy 1 <= n_min <= n_max)"):
         NgramDrafter(n_max=n_max, n_min=n_min)
 
 
 def test_oracle_is_right_at_the_given_rate_and_depends_on_the_position_alone() -> None:
     known = list(range(4000))
     drafter = OracleDrafter(accept_rate=0.7)
-    drafter.reset(10, reference=known)
+    spoken = {"reference": known, "prompt_length": 10}
     # position 9 + i holds known[i - 1]: the anchor there is followed by known[i]
-    single = [drafter.propose(0, 9 + index, 1, DRAWS).tokens[0] for index in range(4000)]
+    single = [drafter.propose(context_at(0, 9 + index, DRAWS, **spoken), 1).tokens[0] for index in range(4000)]
     right = sum(token == truth for token, truth in zip(single, known, strict=True)) / 4000
     assert abs(right - 0.7) < 0.03
-    assert drafter.propose(0, 9, 4000, DRAWS).tokens == tuple(single)
-    other = drafter.propose(0, 9, 4000, RandomStream(seed=4)).tokens
+    assert drafter.propose(context_at(0, 9, DRAWS, **spoken), 4000).tokens == tuple(single)
+    other = drafter.propose(context_at(0, 9, RandomStream(seed=4), **spoken), 4000).tokens
     assert other != tuple(single)
     assert all(token >= 0 for token in single)
 
 
 def test_oracle_ends_with_the_known_text_and_needs_one() -> None:
     drafter = OracleDrafter(accept_rate=1.0)
-    drafter.reset(2, reference=[5, 6, 7])
-    assert drafter.propose(5, 2, 9, DRAWS).tokens == (6, 7)
-    assert drafter.propose(7, 4, 9, DRAWS).reason == "the known continuation ends here"
+    spoken = {"reference": [5, 6, 7], "prompt_length": 2}
+    assert drafter.propose(context_at(5, 2, DRAWS, **spoken), 9).tokens == (6, 7)
+    assert drafter.propose(context_at(7, 4, DRAWS, **spoken), 9).reason == "the known continuation ends here"
     with pytest.raises(UserError, match="baseline=true"):
-        drafter.reset(2)
+        drafter.propose(context_at(5, 2, DRAWS), 9)
     for rate in (-0.1, 1.1):
         with pytest.raises(UserError, match="accept_rate"):
             OracleDrafter(accept_rate=rate)
 
 
 def test_none_proposes_nothing() -> None:
-    assert NoneDrafter().propose(1, 2, 5, DRAWS) == Proposal(reason="there is no drafter")
+    assert NoneDrafter().propose(context_at(1, 2, DRAWS), 5) == Proposal(reason="there is no drafter")
 
 
 def test_a_proposal_has_tokens_or_a_reason() -> None:

@@ -13,13 +13,14 @@ from spec import (
     OracleDrafter,
     PrefixCommit,
     RandomStream,
+    Request,
     RollbackCommit,
     SeparateLoop,
     UserError,
     collect,
 )
 from tests.random_models import random_tokens
-from tests.spec.doubles import make_loop, session
+from tests.spec.doubles import context_at, make_loop, prefilled, session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 DRAWS = RandomStream()
@@ -38,7 +39,7 @@ def network(target: Model) -> Network:
 
 @pytest.fixture(scope="module")
 def plain(target: Model) -> tuple[int, ...]:
-    return collect(make_loop(session(target)).rounds(PROMPT, max_tokens=30)).tokens
+    return collect(make_loop(session(target)).rounds(Request(prompt=PROMPT, max_tokens=30))).tokens
 
 
 def assert_is_from_scratch(drafter: DSparkDrafter, committed: list[int], target: Model) -> None:
@@ -59,13 +60,9 @@ class MixedDrafter(DSparkDrafter):
         super().__init__(network)
         self.oracle = OracleDrafter(accept_rate=accept_rate)
 
-    def reset(self, prompt_length, reference=None) -> None:
-        super().reset(prompt_length, reference)
-        self.oracle.reset(prompt_length, reference)
-
-    def propose(self, anchor, position, gamma, draws, admits=None):
-        super().propose(anchor, position, gamma, draws)  # a block has run, and must have left nothing
-        return self.oracle.propose(anchor, position, max(1, gamma - position % 4), draws)
+    def propose(self, context, gamma, admits=None):
+        super().propose(context, gamma)  # a block has run, and must have left nothing
+        return self.oracle.propose(context, max(1, gamma - context.position % 4))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ def test_the_ring_is_that_of_plain_decoding_after_any_mix_of_rounds(
     target_session = session(target, drafter)
     loop = make_loop(target_session, drafter, 5, shape, commit=commit)
     emitted, outcomes = list(PROMPT), set()
-    for item in loop.rounds(PROMPT, max_tokens=30, reference=plain):
+    for item in loop.rounds(Request(prompt=PROMPT, max_tokens=30, reference=plain)):
         emitted += item.tokens
         outcomes.add(item.outcome)
         if item.index % 3 == 0:
@@ -92,15 +89,15 @@ def test_the_ring_is_that_of_plain_decoding_after_any_mix_of_rounds(
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
 def test_the_ring_does_not_depend_on_prompt_chunks(target: Model, network: Network, chunk: int) -> None:
     drafter = DSparkDrafter(network)
-    loop = make_loop(session(target, drafter), drafter, 5, prefill_chunk=chunk)
-    loop.start(PROMPT, max_tokens=4)
+    loop = make_loop(session(target, drafter, prefill_chunk=chunk), drafter, 5)
+    loop.start(Request(prompt=PROMPT, max_tokens=4))
     assert_is_from_scratch(drafter, PROMPT, target)
 
 
 def test_rounds_without_a_proposal_are_remembered_too(target: Model, network: Network, plain: tuple[int, ...]) -> None:
     drafter = DSparkDrafter(network)
     loop = make_loop(session(target, drafter), drafter, 0)  # gamma 0: nothing is drafted, every token is committed
-    done = collect(loop.rounds(PROMPT, max_tokens=8))
+    done = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=8)))
     assert done.tokens == plain[:8]
     assert_is_from_scratch(drafter, [*PROMPT, *plain[:7]], target)
 
@@ -112,70 +109,60 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
     for shown in (0, 6, 12):
         drafter = MixedDrafter(network, 0.5)
         loop = make_loop(session(target, drafter), drafter, 5)
-        progress, _ = loop.start([*PROMPT, *plain[:shown]], max_tokens=30 - shown, reference=plain[shown:])
+        progress, _ = loop.start(
+            Request(prompt=[*PROMPT, *plain[:shown]], max_tokens=30 - shown, reference=plain[shown:])
+        )
         while shown + len(progress.emitted) <= 15:
             loop.step(progress)
-        at = progress.length - len(PROMPT)
-        position = progress.length - 1
-        ways.append((at, DSparkDrafter.propose(drafter, plain[at - 1], position, 5, DRAWS)))
+        at = len(progress.tokens) - len(PROMPT)
+        position = len(progress.tokens) - 1
+        ways.append((at, DSparkDrafter.propose(drafter, context_at(plain[at - 1], position, DRAWS), 5)))
     for at, proposal in ways:
         drafter, decoding = DSparkDrafter(network), session(target, DSparkDrafter(network))
-        drafter.observe([*PROMPT, *plain[: at - 1]], decoding.prefill([*PROMPT, *plain[: at - 1]]))
-        expected = drafter.propose(plain[at - 1], len(PROMPT) + at - 1, 5, DRAWS)
+        drafter.observe([*PROMPT, *plain[: at - 1]], prefilled(decoding, [*PROMPT, *plain[: at - 1]]))
+        expected = drafter.propose(context_at(plain[at - 1], len(PROMPT) + at - 1, DRAWS), 5)
         assert proposal.tokens == expected.tokens
         assert proposal.confidence == pytest.approx(expected.confidence, abs=1e-5)
 
 
 def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: Network) -> None:
     drafter = DSparkDrafter(network)
-    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
-    whole = drafter.propose(7, len(PROMPT), 5, DRAWS)
+    drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
+    whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     assert (len(whole.tokens), len(whole.confidence), whole.draft_probs) == (5, 5, None)
     assert all(0 < value < 1 for value in whole.confidence)
     for gamma in (1, 3):
-        cut = drafter.propose(7, len(PROMPT), gamma, DRAWS)
+        cut = drafter.propose(context_at(7, len(PROMPT), DRAWS), gamma)
         assert cut.tokens == whole.tokens[:gamma]
         assert cut.confidence == pytest.approx(whole.confidence[:gamma], abs=1e-6)
 
 
 def test_only_the_window_is_seen(target: Model, network: Network) -> None:
     """Perturbing a committed token older than the window changes no proposal; perturbing one inside does."""
-    features = session(target, DSparkDrafter(network)).prefill(PROMPT)
+    features = prefilled(session(target, DSparkDrafter(network)), PROMPT)
     window, count = network.window, len(PROMPT)
 
     def confidence(changed: int) -> tuple[float, ...]:
         drafter = DSparkDrafter(network)
         values = mx.where(mx.arange(count)[:, None] == changed, features + 1.0, features)
         drafter.observe(PROMPT, values)
-        return drafter.propose(7, count, 5, DRAWS).confidence
+        return drafter.propose(context_at(7, count, DRAWS), 5).confidence
 
     untouched = confidence(-1)
     assert confidence(count - window - 1) == untouched
     assert confidence(count - window) != untouched
 
 
-def test_a_snapshot_is_restored(target: Model, network: Network) -> None:
-    drafter = DSparkDrafter(network)
-    features = session(target, drafter).prefill(PROMPT)
-    drafter.observe(PROMPT[:18], features[:18])
-    taken, before = drafter.snapshot(), drafter.propose(7, 18, 5, DRAWS)
-    drafter.observe(PROMPT[18:], features[18:])
-    drafter.restore(taken)
-    assert drafter.propose(7, 18, 5, DRAWS) == before
-    drafter.reset(5)
-    assert drafter.context == ()
-
-
 def test_misuse_is_refused(target: Model, network: Network) -> None:
     drafter = DSparkDrafter(network)
     with pytest.raises(ValueError, match="features of each of 2 tokens, got None"):
         drafter.observe([1, 2], None)
-    features = session(target, drafter).prefill(PROMPT)
+    features = prefilled(session(target, drafter), PROMPT)
     with pytest.raises(ValueError, match="features of each of 2 tokens"):
         drafter.observe([1, 2], features)
     drafter.observe(PROMPT, features)
     with pytest.raises(ValueError, match="anchor must stand at 21"):
-        drafter.propose(7, 20, 5, DRAWS)
+        drafter.propose(context_at(7, 20, DRAWS), 5)
     with pytest.raises(UserError, match="at most 5 tokens"):
         make_loop(session(target, drafter, 6), drafter, 6)
 

@@ -29,6 +29,7 @@ from spec import (
     PrefixCommit,
     Proposal,
     RandomStream,
+    Request,
     RollbackCommit,
     SeparateLoop,
     SingleJumpPolicy,
@@ -38,7 +39,6 @@ from spec import (
     TokenReplay,
     WindowPolicy,
 )
-from spec.protocols import Admits
 from tests.models.cache_rows import PlainDecoding, assert_same_rows
 from tests.random_models import TINY, random_model, random_tokens
 from tests.spec.doubles import make_loop, session
@@ -53,11 +53,11 @@ COSTS = CostTable(name="test", passes={1: 10.0, 2: 14.0, 6: 24.0}, propose={0: 1
 class ConfidentOracle(OracleDrafter):
     """The oracle with a made-up confidence at every position, which it heeds: 0 to 1, whatever the token is worth."""
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
-        whole = super().propose(anchor, position, gamma, draws)
-        confidence = tuple(draws.uniform(position + 1 + at, "accept") for at in range(len(whole.tokens)))
+    def propose(self, context, gamma, admits=None) -> Proposal:
+        whole = super().propose(context, gamma)
+        confidence = tuple(
+            context.random.uniform(context.position + 1 + at, "accept") for at in range(len(whole.tokens))
+        )
         count = 0
         while count < len(confidence) and (admits is None or admits(confidence[: count + 1])):
             count += 1
@@ -116,7 +116,9 @@ def run(loop: SpeculativeLoop, plain: PlainDecoding, model: Model, max_tokens: i
     emitted: list[int] = []
     outcomes = []
     prompt = plain.tokens[0, :PROMPT].tolist()
-    for item in loop.rounds(prompt, max_tokens=max_tokens, draws=RandomStream(seed=3), reference=known(plain)):
+    for item in loop.rounds(
+        Request(prompt=prompt, max_tokens=max_tokens, random=RandomStream(seed=3), reference=known(plain))
+    ):
         emitted += item.tokens
         outcomes.append(item.outcome)
         assert_same_rows(loop.target.cache, plain.rows_at(loop.target.offset), model.args)
@@ -149,10 +151,8 @@ class MissAt(OracleDrafter):
         super().__init__(accept_rate=1.0)
         self.place = place
 
-    def propose(
-        self, anchor: int, position: int, gamma: int, draws: RandomStream, admits: Admits | None = None
-    ) -> Proposal:
-        tokens = list(super().propose(anchor, position, gamma, draws).tokens)
+    def propose(self, context, gamma, admits=None) -> Proposal:
+        tokens = list(super().propose(context, gamma).tokens)
         if self.place < len(tokens):
             tokens[self.place] = (tokens[self.place] + 1) % TINY["vocab_size"]
         return Proposal(tokens=tuple(tokens))
@@ -171,7 +171,7 @@ def test_a_rejection_anywhere_at_every_phase(
         )
         start = PROMPT + phase
         tokens: Sequence[int] = plain.tokens[0].tolist()
-        progress, _ = loop.start(tokens[:start], max_tokens=64, reference=tokens[start:])
+        progress, _ = loop.start(Request(prompt=tokens[:start], max_tokens=64, reference=tokens[start:]))
         finished = loop.step(progress)
         assert finished.accepted == min(place, GAMMA)
         assert list(finished.tokens) == tokens[start + 1 : start + 2 + finished.accepted]

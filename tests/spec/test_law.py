@@ -20,6 +20,7 @@ from spec import (
     Proposal,
     RandomStream,
     RejectionVerifier,
+    Request,
     SampleMatchVerifier,
     Sampling,
     SeparateLoop,
@@ -27,17 +28,11 @@ from spec import (
     Verdict,
     collect,
 )
-from spec.verifiers.block import log_weights
-from spec.verifiers.rejection import acceptance, bonus, correct, log_ratios, residual
-from tests.random_models import random_model, tiny_config
-from tests.spec.doubles import make_loop, session
-from tests.spec.enumeration import (
+from spec.testing.law import (
     KeyUsedTwiceError,
     Law,
-    NosyPolicy,
     Tree,
     TreeDrafter,
-    TreeTarget,
     completed,
     distance,
     law_of,
@@ -45,6 +40,10 @@ from tests.spec.enumeration import (
     round_law,
     target_law,
 )
+from spec.verifiers.block import log_weights
+from spec.verifiers.rejection import acceptance, bonus, correction, log_ratios, residual
+from tests.random_models import random_model, tiny_config
+from tests.spec.doubles import NosyPolicy, make_loop, session
 
 PROMPT = (1, 0, 2, 1)
 TOLERANCE = 1e-6
@@ -154,7 +153,7 @@ def cut_blocks(keep: Callable[[Proposal], int]) -> list[tuple[Proposal, float]]:
     cut = []
     for proposal, mass in drafted("sampled", 4, 3):
         count = keep(proposal)
-        part = Proposal.sampled(proposal.sampler.part(0, count)) if count else Proposal(reason="refused")
+        part = Proposal.sampled(proposal.sampler[:count]) if count else Proposal(reason="refused")
         cut.append((part, mass))
     return cut
 
@@ -189,16 +188,14 @@ def test_a_block_may_be_cut_from_the_left_and_not_in_retrospect(verifier) -> Non
 def loop_law(loop: type, verifier, sampling: Sampling | None, block, length: int) -> Law:
     """The law of a generation's first tokens; raises if two of its draws could meet."""
     made = loop(
-        target=TreeTarget(Tree(3, 1)),
+        target=Tree(3, 1).target(),
         drafter=TreeDrafter(Tree(3, 2), sampling),
         verifier=verifier,
         commit=PrefixCommit(),
         replay=TokenReplay(),
         block=block,
     )
-    # The separate loop judges the first draft alone, and drops the token that a verifier draws after it.
-    dropped = frozenset({"bonus", "target"}) if loop is SeparateLoop else frozenset()
-    return law_of(lambda draws: collect(made.rounds(PROMPT, max_tokens=length, draws=draws)).tokens, dropped)
+    return law_of(lambda random: collect(made.rounds(Request(prompt=PROMPT, max_tokens=length, random=random))).tokens)
 
 
 @pytest.mark.parametrize(("kind", "block"), [("argmax", FixedPolicy(gamma=2)), ("sampled", NosyPolicy())])
@@ -245,49 +242,49 @@ class Wrong:
 class UntruncatedRatio(Wrong):
     """The ratio asks the whole distribution, the residual the truncated one."""
 
-    def accept(self, proposal, target_logits, position, draws, committed=()) -> Verdict:
-        target = self.sampling.logprobs(target_logits, committed, proposal.tokens)
-        whole = Sampling(temperature=self.sampling.temperature).logprobs(target_logits)
+    def accept(self, proposal, logits, context) -> Verdict:
+        target = self.sampling.logprobs(logits, context.tokens, proposal.tokens)
+        whole = Sampling(temperature=self.sampling.temperature).logprobs(logits)
         draft = proposal.draft_logprobs(target.shape[1])
         for accepted, probability in enumerate(acceptance(whole[:-1], draft, proposal.tokens)):
-            if not draws.accepts(probability, position + accepted):
+            if not context.random.accepts(probability, context.position + 1 + accepted):
                 excess = residual(target[accepted], draft[accepted])
-                return correct(accepted, target[accepted], excess, position + accepted, draws)
-        return bonus(len(proposal.tokens), target[-1], position + len(proposal.tokens), draws)
+                return correction(accepted, target[accepted], excess, context)
+        return bonus(len(proposal.tokens), target, context)
 
 
 class BlindPenalties(Wrong):
     """Penalties see the committed tokens and not the drafts before a row."""
 
-    def accept(self, proposal, target_logits, position, draws, committed=()) -> Verdict:
-        rows = [self.sampling.process(row[None], committed) for row in target_logits]
+    def accept(self, proposal, logits, context) -> Verdict:
+        rows = [self.sampling.process(row[None], context.tokens) for row in logits]
         plain = Sampling(temperature=self.sampling.temperature)
-        return RejectionVerifier(sampling=plain).accept(proposal, mx.concatenate(rows), position, draws)
+        return RejectionVerifier(sampling=plain).accept(proposal, mx.concatenate(rows), context)
 
 
 class SecondDraw(Wrong):
     """Sample and match that draws again after the mismatch."""
 
-    def accept(self, proposal, target_logits, position, draws, committed=()) -> Verdict:
-        verdict = SampleMatchVerifier(sampling=self.sampling).accept(proposal, target_logits, position, draws)
-        if verdict.kind == "bonus":
+    def accept(self, proposal, logits, context) -> Verdict:
+        verdict = SampleMatchVerifier(sampling=self.sampling).accept(proposal, logits, context)
+        if verdict.accepted == len(proposal.tokens):
             return verdict
-        target = self.sampling.logprobs(target_logits)[verdict.accepted]
-        return correct(verdict.accepted, target, target, position + verdict.accepted, draws)
+        target = self.sampling.logprobs(logits)[verdict.accepted]
+        return correction(verdict.accepted, target, target, context)
 
 
 class BlockOfTokens(Wrong):
     """Block weights, but stopping at the first test that fails."""
 
-    def accept(self, proposal, target_logits, position, draws, committed=()) -> Verdict:
-        target = self.sampling.logprobs(target_logits)
+    def accept(self, proposal, logits, context) -> Verdict:
+        target = self.sampling.logprobs(logits)
         draft = proposal.draft_logprobs(target.shape[1])
         weights = log_weights(log_ratios(target[:-1], draft, proposal.tokens))
         for accepted, weight in enumerate(mx.exp(weights[1:]).tolist()):
-            if not draws.accepts(weight, position + accepted):
+            if not context.random.accepts(weight, context.position + 1 + accepted):
                 excess = residual(weights[accepted] + target[accepted], draft[accepted])
-                return correct(accepted, target[accepted], excess, position + accepted, draws)
-        return bonus(len(proposal.tokens), target[-1], position + len(proposal.tokens), draws)
+                return correction(accepted, target[accepted], excess, context)
+        return bonus(len(proposal.tokens), target, context)
 
 
 @pytest.mark.parametrize(
@@ -343,8 +340,8 @@ def places_of(
     spread = np.random.default_rng(7).uniform(size=len(tokens))
     places = np.empty(len(tokens))
     for at, token in enumerate(tokens):
-        before = order[at][: int(np.flatnonzero(order[at] == token)[0])]
-        places[at] = (probs[at, before].sum() + spread[at] * probs[at, token]) / probs[at].sum()
+        earlier = order[at][: int(np.flatnonzero(order[at] == token)[0])]
+        places[at] = (probs[at, earlier].sum() + spread[at] * probs[at, token]) / probs[at].sum()
     return places
 
 
@@ -361,7 +358,9 @@ def through_the_loop(model: Model, verifier, sampling: Sampling, draft: Sampling
     loop = make_loop(session(model, drafter, 3), drafter, 3, verifier=verifier)
     places, accepted = [], 0
     for run in range(runs):
-        done = collect(loop.rounds(PROMPT, max_tokens=LENGTH, draws=RandomStream(seed=11, stream=f"run {run}")))
+        done = collect(
+            loop.rounds(Request(prompt=PROMPT, max_tokens=LENGTH, random=RandomStream(seed=11, stream=f"run {run}")))
+        )
         leaning = drafter.tree.rows([(*PROMPT, *done.tokens[:at]) for at in range(LENGTH)])
         places.append(places_of(model, PROMPT, done.tokens, sampling, np.array(leaning)))
         accepted += sum(item.accepted for item in done.rounds)
@@ -373,13 +372,13 @@ class NoisyDrafter(TreeDrafter):
 
     disguise = False
 
-    def propose(self, anchor, position, gamma, draws, admits=None) -> Proposal:
+    def propose(self, context, gamma, admits=None) -> Proposal:
         if not self.disguise:
-            return super().propose(anchor, position, gamma, draws)
-        sampler = disguised(draws, position)
+            return super().propose(context, gamma)
+        sampler = disguised(context.random, context.position)
         tokens: list[int] = []
         for _ in range(gamma):
-            tokens.append(int(sampler.draw(self.tree.logits((*self.text, anchor, *tokens)))))
+            tokens.append(int(sampler.draw(self.tree.logits((*context.tokens, *tokens)))))
         return Proposal.sampled(sampler)
 
 
@@ -417,7 +416,7 @@ def test_sampled_drafts_of_dspark_keep_the_targets_law(verifier_class) -> None:
     drafter = DSparkDrafter(network, proposal="sampled", temperature=0.8)
     sampling = Sampling(temperature=0.8, top_k=30)
     loop = make_loop(session(target, drafter, 5), drafter, 5, verifier=verifier_class(sampling=sampling))
-    done = collect(loop.rounds(PROMPT, max_tokens=60, draws=RandomStream(seed=1)))
+    done = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=60, random=RandomStream(seed=1))))
     logits = target(mx.array([[*PROMPT, *done.tokens[:-1]]], dtype=mx.int32))[0, len(PROMPT) - 1 :]
     single, pairs = statistics(places_of(target, PROMPT, done.tokens, sampling, np.array(logits)))
     assert single < CELLS_LIMIT

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from spec import FoldedLoop, FullOnlyCommit, PrefixCommit, RollbackCommit, SeparateLoop, UserError, collect
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
+from spec import FoldedLoop, FullOnlyCommit, PrefixCommit, Request, RollbackCommit, SeparateLoop, UserError, collect
+from tests.spec.doubles import PlannedDrafter, make_loop, scripted_target
 
 SCRIPT = tuple(range(2, 32)) * 3  # no token twice within any block
 PROMPT = SCRIPT[:4]
@@ -31,10 +31,10 @@ def run(count: int, wrong: frozenset[int] = frozenset(), context: int = 10_000, 
     """
     outputs = []
     for shape, commit, size in product((FoldedLoop, SeparateLoop), COMMITS, (0, gamma)):
-        target = ScriptedTarget(SCRIPT, context=context)
+        target = scripted_target(SCRIPT, context_length=context)
         drafter = PlannedDrafter(SCRIPT, wrong)
         loop = make_loop(target, drafter, size, shape, commit=commit)
-        done = collect(loop.rounds(PROMPT, max_tokens=count, **limits))
+        done = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=count, **limits)))
         assert_ends_at_output(done, target, drafter)
         outputs.append((done, target, drafter))
     plain = outputs[0][0]
@@ -48,7 +48,7 @@ def assert_ends_at_output(done, target, drafter) -> None:
     last = (done.prefill, *done.rounds)[-1]
     pending = 0 if last.kind == "none" else 1
     fed = (*PROMPT, *done.tokens)[: len(PROMPT) + len(done.tokens) - pending]
-    assert tuple(target.rows) == fed
+    assert tuple(target.text) == fed
     assert tuple(drafter.seen) == fed
     assert all(item.accepted <= len(item.tokens) for item in done.rounds)
     assert sum(len(item.tokens) for item in (done.prefill, *done.rounds)) == len(done.tokens)
@@ -129,4 +129,4 @@ def test_the_text_goes_before_the_budget_when_both_end_on_one_token() -> None:
 )
 def test_what_cannot_be_generated_is_refused(prompt: tuple[int, ...], limits: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        next(make_loop(ScriptedTarget(SCRIPT, context=8)).rounds(prompt, **limits))
+        next(make_loop(scripted_target(SCRIPT, context_length=8)).rounds(Request(prompt=prompt, **limits)))

@@ -19,9 +19,13 @@ from spec import (
     OracleDrafter,
     PrefixCommit,
     Proposal,
+    RecordedTarget,
+    Request,
     RollbackCommit,
+    Sampling,
     SeparateLoop,
     SpeculativeLoop,
+    Stopwatch,
     TokenReplay,
     UserError,
     collect,
@@ -31,11 +35,12 @@ from tests.models.cache_rows import assert_same_rows, reachable_rows
 from tests.random_models import random_model, random_tokens
 from tests.spec.doubles import (
     PlannedDrafter,
-    ScriptedTarget,
     SpyPolicy,
     Ticking,
     WrongDrafter,
     make_loop,
+    prefilled,
+    scripted_target,
     session,
 )
 
@@ -48,7 +53,7 @@ SHAPES = pytest.mark.parametrize("shape", [FoldedLoop, SeparateLoop])
 @cache
 def plain_tokens() -> tuple[int, ...]:
     model = random_model()
-    return collect(make_loop(session(model)).rounds(PROMPT, max_tokens=LENGTH)).tokens
+    return collect(make_loop(session(model)).rounds(Request(prompt=PROMPT, max_tokens=LENGTH))).tokens
 
 
 def drafter_for(name: str, plain: tuple[int, ...], vocab_size: int):
@@ -69,7 +74,7 @@ def test_tokens_are_those_of_plain_decoding(tiny_model: Model, name: str, gamma:
     drafter = drafter_for(name, plain_tokens(), tiny_model.args.vocab_size)
     target = session(tiny_model, drafter, gamma)
     loop = make_loop(target, drafter, gamma, shape)
-    done = collect(loop.rounds(PROMPT, max_tokens=LENGTH, reference=plain_tokens()))
+    done = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=LENGTH, reference=plain_tokens())))
     assert done.tokens == plain_tokens()
     assert done.finish_reason == "max_tokens"
     accepted = {item.accepted for item in done.rounds if len(item.proposed) == gamma}
@@ -91,10 +96,10 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
     drafter = OracleDrafter(accept_rate=0.6)
     target, plain = session(tiny_model, drafter, gamma), session(tiny_model, drafter, gamma)
     loop = make_loop(target, drafter, gamma, shape, commit=commit, replay=replay)
-    plain.prefill(PROMPT[:-1])
+    prefilled(plain, PROMPT[:-1])
     plain.forward(PROMPT[-1:])
     fed, emitted, kinds = len(PROMPT), list(PROMPT), set()
-    for item in loop.rounds(PROMPT, max_tokens=length, reference=plain_tokens()):
+    for item in loop.rounds(Request(prompt=PROMPT, max_tokens=length, reference=plain_tokens())):
         emitted += item.tokens
         for token in emitted[fed : target.offset]:
             plain.forward([token])
@@ -122,9 +127,9 @@ def test_after_every_round_the_cache_is_that_of_plain_decoding(tiny_model: Model
 )
 @settings(max_examples=120)
 def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, prompt: int, shape, commit) -> None:
-    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyPolicy(gamma=gammas)
+    target, drafter, block = scripted_target(SCRIPT), PlannedDrafter(SCRIPT, wrong), SpyPolicy(gamma=gammas)
     loop = make_loop(target, drafter, shape=shape, block=block, commit=commit)
-    done = collect(loop.rounds(SCRIPT[:prompt], max_tokens=length))
+    done = collect(loop.rounds(Request(prompt=SCRIPT[:prompt], max_tokens=length)))
     assert done.tokens == SCRIPT[prompt : prompt + length]
     position = prompt
     for item in done.rounds:
@@ -137,7 +142,7 @@ def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, 
         assert len(item.tokens) == right + 1
         position += right + 1
     assert block.seen == list(done.rounds)
-    assert drafter.seen == target.rows == list(SCRIPT[: prompt + length - 1])
+    assert drafter.seen == target.text == list(SCRIPT[: prompt + length - 1])
     widths = [1]
     for item in done.rounds:
         assert item.decoded + (item.verify_rows > 0) == (2 if shape is SeparateLoop and item.accepted else 1)
@@ -146,31 +151,31 @@ def test_any_pattern_of_errors(gammas: int, wrong: frozenset[int], length: int, 
 
 
 def test_one_target_pass_a_round_and_the_clock_is_split() -> None:
-    target = ScriptedTarget(SCRIPT)
-    loop = make_loop(target, PlannedDrafter(SCRIPT), 3, clock=Ticking())
-    done = collect(loop.rounds(SCRIPT[:5], max_tokens=10))
+    target = scripted_target(SCRIPT)
+    loop = make_loop(target, PlannedDrafter(SCRIPT), 3, stopwatch=Stopwatch(clock=Ticking()))
+    done = collect(loop.rounds(Request(prompt=SCRIPT[:5], max_tokens=10)))
     for item in done.rounds:
-        # a reading at both ends of each part: propose, verify or target, commit, observe
+        # a reading at both ends of each part: propose, the pass, its judgment, commit, observe
         assert (item.propose_s, item.replay_s, item.snapshot_s) == (2, 0, 0)
-        assert (item.verify_s, item.target_s, item.commit_s) == ((1, 0, 1) if item.proposed else (0, 1, 0))
-        assert item.duration_s == (9 if item.proposed else 7)
+        assert (item.verify_s, item.target_s, item.commit_s) == ((2, 0, 1) if item.proposed else (0, 2, 0))
+        assert item.duration_s == (11 if item.proposed else 9)
 
 
 def test_replay_and_snapshot_are_timed_apart_from_the_commit() -> None:
     drafter = PlannedDrafter(SCRIPT, frozenset({7}))
-    loop = make_loop(ScriptedTarget(SCRIPT), drafter, 3, clock=Ticking(), commit=RollbackCommit())
-    first = collect(loop.rounds(SCRIPT[:5], max_tokens=10)).rounds[0]
+    loop = make_loop(scripted_target(SCRIPT), drafter, 3, stopwatch=Stopwatch(clock=Ticking()), commit=RollbackCommit())
+    first = collect(loop.rounds(Request(prompt=SCRIPT[:5], max_tokens=10))).rounds[0]
     assert (first.accepted, first.replayed_tokens) == (1, 2)
-    assert (first.snapshot_s, first.replay_s, first.commit_s) == (1, 1, 2)  # the commit's two sides of the replay
+    assert (first.snapshot_s, first.replay_s, first.commit_s) == (1, 1, 1)
 
 
 def test_a_loop_can_be_used_again(tiny_model: Model) -> None:
     drafter = NgramDrafter(n_max=2, n_min=1)
     loop = make_loop(session(tiny_model, drafter, 3), drafter, 3)
-    first = collect(loop.rounds(PROMPT, max_tokens=15))
-    abandoned = loop.rounds(PROMPT[::-1], max_tokens=15)
+    first = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=15)))
+    abandoned = loop.rounds(Request(prompt=PROMPT[::-1], max_tokens=15))
     next(abandoned), next(abandoned)
-    again = collect(loop.rounds(PROMPT, max_tokens=15))
+    again = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=15)))
     assert again.tokens == first.tokens
     assert [item.proposed for item in again.rounds] == [item.proposed for item in first.rounds]
 
@@ -180,8 +185,8 @@ def test_prompt_chunks_change_nothing(tiny_model: Model) -> None:
     outputs = set()
     for chunk in (1, 7, 64):
         drafter = NgramDrafter(n_max=2, n_min=1)
-        loop = make_loop(session(tiny_model, drafter, 2), drafter, 2, prefill_chunk=chunk)
-        outputs.add(collect(loop.rounds(prompt, max_tokens=6)).tokens)
+        loop = make_loop(session(tiny_model, drafter, 2, prefill_chunk=chunk), drafter, 2)
+        outputs.add(collect(loop.rounds(Request(prompt=prompt, max_tokens=6))).tokens)
     assert len(outputs) == 1
 
 
@@ -189,33 +194,29 @@ class FaultError(Exception):
     pass
 
 
-STEPS = ("propose", "verify", "accept", "commit", "observe", "block")
+STEPS = {
+    "propose": (PlannedDrafter, "propose"),
+    "forward": (RecordedTarget, "forward"),
+    "accept": (GreedyVerifier, "accept"),
+    "observe": (PlannedDrafter, "observe"),
+    "after": (SpyPolicy, "after"),
+    "snapshot": (RecordedTarget, "snapshot"),
+    "restore": (RecordedTarget, "restore"),
+    "adopts": (RollbackCommit, "adopts"),
+}
 
 
 @SHAPES
-@pytest.mark.parametrize(
-    ("commit", "part"),
-    [(PrefixCommit, part) for part in STEPS]
-    + [(commit, part) for commit in (FullOnlyCommit, RollbackCommit) for part in (*STEPS, "snapshot", "restore")],
-)
-def test_a_round_that_raises_leaves_everything_as_before(
-    monkeypatch: pytest.MonkeyPatch, part: str, commit, shape
-) -> None:
-    target, drafter, block = ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT, frozenset({9, 12, 15})), SpyPolicy(gamma=4)
-    loop = make_loop(target, drafter, shape=shape, block=block, commit=commit())
-    progress, _ = loop.start(SCRIPT[:5], max_tokens=30)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_that_raises_ends_its_sequence(monkeypatch: pytest.MonkeyPatch, step: str, shape) -> None:
+    """The generation says so and cannot go on; a new one begins with a reset and is right."""
+    drafter = PlannedDrafter(SCRIPT, frozenset({9, 12, 15}))
+    loop = make_loop(scripted_target(SCRIPT), drafter, shape=shape, block=SpyPolicy(gamma=4), commit=RollbackCommit())
+    request = Request(prompt=SCRIPT[:5], max_tokens=30)
+    progress, _ = loop.start(request)
     loop.step(progress)
-    before = (list(target.rows), list(drafter.seen), list(block.seen), list(progress.emitted), progress.num_rounds)
-    owner, name = {
-        "propose": (PlannedDrafter, "propose"),
-        "verify": (ScriptedTarget, "verify"),
-        "snapshot": (ScriptedTarget, "snapshot"),
-        "restore": (ScriptedTarget, "restore"),
-        "accept": (type(loop.verifier), "accept"),
-        "commit": (commit, "commit"),
-        "observe": (PlannedDrafter, "observe"),
-        "block": (SpyPolicy, "observe"),
-    }[part]
+    emitted = list(progress.emitted)
+    owner, name = STEPS[step]
     real = getattr(owner, name)
 
     def faulty(*arguments, **named):
@@ -226,48 +227,54 @@ def test_a_round_that_raises_leaves_everything_as_before(
         patch.setattr(owner, name, faulty)
         with pytest.raises(FaultError):
             loop.step(progress)
-    assert (target.rows, drafter.seen, block.seen, progress.emitted, progress.num_rounds) == before
-    while progress.finish_reason is None:
+    assert progress.emitted[: len(emitted)] == emitted
+    with pytest.raises(UserError, match=r"cannot go on: a round of it raised .* start it again"):
         loop.step(progress)
-    assert tuple(progress.emitted) == SCRIPT[5:35]
+    assert collect(loop.rounds(request)).tokens == SCRIPT[5:35]
 
 
-def test_a_pass_that_fails_half_way_through_the_layers_is_undone(
+def test_a_pass_that_fails_half_way_through_the_layers_leaves_nothing_behind(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = OracleDrafter(accept_rate=1.0)
     target = session(tiny_model, drafter, 3)
     loop = make_loop(target, drafter, 3)
-    progress, _ = loop.start(PROMPT, max_tokens=12, reference=plain_tokens())
+    request = Request(prompt=PROMPT, max_tokens=12, reference=plain_tokens())
+    progress, _ = loop.start(request)
     loop.step(progress)
     layer = tiny_model.layers[2]
 
     def broken(*arguments):
         raise FaultError
 
-    before = target.offset
     with monkeypatch.context() as patch:
         patch.setattr(type(layer), "__call__", lambda self, *rest: broken() if self is layer else real(self, *rest))
         real = REAL_BLOCK
         with pytest.raises(FaultError):
             loop.step(progress)
-    assert {entry.offset for entry in target.cache} == {before}
-    while progress.finish_reason is None:
-        loop.step(progress)
-    assert tuple(progress.emitted) == plain_tokens()[:12]
+    assert collect(loop.rounds(request)).tokens == plain_tokens()[:12]
+
+
+def test_a_loop_holds_one_sequence() -> None:
+    loop = make_loop(scripted_target(SCRIPT), PlannedDrafter(SCRIPT), 3)
+    first, _ = loop.start(Request(prompt=SCRIPT[:5], max_tokens=9))
+    second, _ = loop.start(Request(prompt=SCRIPT[:7], max_tokens=9))
+    with pytest.raises(UserError, match="another one was started in the same loop"):
+        loop.step(first)
+    loop.step(second)
 
 
 REAL_BLOCK = type(random_model().layers[0]).__call__
 
 
 class ForeignDrafter(NoneDrafter):
-    def propose(self, anchor, position, gamma, draws, admits=None):
+    def propose(self, context, gamma, admits=None):
         return Proposal(tokens=(99, 1)[:gamma])
 
 
 def test_ids_outside_the_vocabulary_are_not_fed() -> None:
-    target = ScriptedTarget(SCRIPT)
-    done = collect(make_loop(target, ForeignDrafter(), 3).rounds(SCRIPT[:5], max_tokens=6))
+    target = scripted_target(SCRIPT)
+    done = collect(make_loop(target, ForeignDrafter(), 3).rounds(Request(prompt=SCRIPT[:5], max_tokens=6)))
     assert done.tokens == SCRIPT[5:11]
     assert [item.outcome for item in done.rounds] == ["invalid"] * 4 + ["no_room"]
     assert "99" in done.rounds[0].reason
@@ -275,30 +282,33 @@ def test_ids_outside_the_vocabulary_are_not_fed() -> None:
 
 
 class LongDrafter(NoneDrafter):
-    def propose(self, anchor, position, gamma, draws, admits=None):
+    def propose(self, context, gamma, admits=None):
         return Proposal(tokens=(1,) * (gamma + 1))
 
 
-class LossyCommit(PrefixCommit):
-    def commit(self, target, passed, inputs, keep, replay, snapshot=None):
-        return super().commit(target, passed, inputs, keep - 1, replay, snapshot)
+class LossyTarget(RecordedTarget):
+    def trim(self, count):
+        super().trim(count + 1)
 
 
 @SHAPES
-def test_a_commit_path_that_loses_a_token_is_a_fault(shape) -> None:
-    loop = make_loop(ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT), 3, shape, commit=LossyCommit())
-    with pytest.raises(ValueError, match="must hold 9 tokens after the round, it holds 8"):
-        collect(loop.rounds(SCRIPT[:5], max_tokens=9))
+def test_a_target_that_loses_a_token_is_a_fault(shape) -> None:
+    target = LossyTarget.of_tokens(SCRIPT, 32)
+    loop = make_loop(target, PlannedDrafter(SCRIPT, frozenset({8})), 3, shape)
+    with pytest.raises(ValueError, match="must hold 8 tokens after the round, it holds 7"):
+        collect(loop.rounds(Request(prompt=SCRIPT[:5], max_tokens=9)))
 
 
 def test_a_drafter_that_proposes_too_much_is_a_fault() -> None:
     with pytest.raises(ValueError, match="proposed 4 tokens, wanted at most 3"):
-        collect(make_loop(ScriptedTarget(SCRIPT), LongDrafter(), 3).rounds(SCRIPT[:5], max_tokens=9))
+        collect(make_loop(scripted_target(SCRIPT), LongDrafter(), 3).rounds(Request(prompt=SCRIPT[:5], max_tokens=9)))
 
 
 def test_every_undrafted_round_has_a_reason() -> None:
     for drafter, gamma in ((NoneDrafter(), 4), (NgramDrafter(), 0), (NgramDrafter(n_max=9, n_min=9), 4)):
-        done = collect(make_loop(ScriptedTarget(SCRIPT), drafter, gamma).rounds(SCRIPT[:5], max_tokens=9))
+        done = collect(
+            make_loop(scripted_target(SCRIPT), drafter, gamma).rounds(Request(prompt=SCRIPT[:5], max_tokens=9))
+        )
         assert all(bool(item.proposed) != bool(item.reason) for item in done.rounds)
         assert done.rounds[0].outcome == "no_draft"
 
@@ -309,19 +319,19 @@ class ShortBlockDrafter(NoneDrafter):
 
 def test_parts_that_do_not_fit_are_refused_at_the_start() -> None:
     with pytest.raises(UserError, match=r"at most 3 tokens .* got 4: set block.gamma to 3 or less"):
-        make_loop(ScriptedTarget(SCRIPT), ShortBlockDrafter(), 4)
-    make_loop(ScriptedTarget(SCRIPT), ShortBlockDrafter(), 3)
+        make_loop(scripted_target(SCRIPT), ShortBlockDrafter(), 4)
+    make_loop(scripted_target(SCRIPT), ShortBlockDrafter(), 3)
     with pytest.raises(UserError, match=r"take back 6 tokens .* max_rollback is 5"):
-        make_loop(ScriptedTarget(SCRIPT, max_rollback=5), gamma=5)
+        make_loop(scripted_target(SCRIPT, max_rollback=5), gamma=5)
     with pytest.raises(UserError, match="prefill_chunk"):
-        make_loop(ScriptedTarget(SCRIPT), prefill_chunk=0)
+        session(random_model(), prefill_chunk=0)
     for gamma in (-1, 2.5, True, "3"):
         with pytest.raises(UserError, match=r"block.gamma must be a whole number"):
             FixedPolicy(gamma=gamma)
 
 
 def test_rounds_that_are_cut_short_cannot_be_collected() -> None:
-    rounds = make_loop(ScriptedTarget(SCRIPT)).rounds(SCRIPT[:5], max_tokens=9)
+    rounds = make_loop(scripted_target(SCRIPT)).rounds(Request(prompt=SCRIPT[:5], max_tokens=9))
     with pytest.raises(ValueError, match="end before the generation does"):
         collect([next(rounds), next(rounds)])
 
@@ -330,14 +340,14 @@ def test_rounds_that_are_cut_short_cannot_be_collected() -> None:
 def test_a_correction_without_residual_is_counted(shape: type[SpeculativeLoop]) -> None:
 
     class Rounding(GreedyVerifier):
-        def accept(self, proposal, target_logits, position, draws, committed=()):
-            verdict = super().accept(proposal, target_logits, position, draws, committed)
-            return replace(verdict, has_no_residual=verdict.kind == "correction")
+        def accept(self, proposal, logits, context):
+            verdict = super().accept(proposal, logits, context)
+            return replace(verdict, has_no_residual=verdict.accepted < len(proposal.tokens))
 
     script = list(range(1, 31))
     drafter = PlannedDrafter(script, wrong=frozenset(range(5, 12)))
-    loop = make_loop(ScriptedTarget(script), drafter, 3, shape=shape, verifier=Rounding())
-    generation = collect(loop.rounds(script[:3], max_tokens=12))
+    loop = make_loop(scripted_target(script), drafter, 3, shape=shape, verifier=Rounding(sampling=Sampling()))
+    generation = collect(loop.rounds(Request(prompt=script[:3], max_tokens=12)))
     corrected = [item for item in generation.rounds if item.kind == "correction"]
     assert len(corrected) > 2
     assert [item for item in generation.rounds if item.has_no_residual] == corrected

@@ -15,15 +15,17 @@ from spec import (
     OracleDrafter,
     PrefixCommit,
     RandomStream,
+    Request,
+    Sampling,
     TokenReplay,
     UserError,
     collect,
 )
-from spec.commit import RollbackCommit
-from spec.separate import SeparateLoop
+from spec.loop.commit import RollbackCommit
+from spec.loop.separate import SeparateLoop
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
-from tests.spec.doubles import make_loop, session
+from tests.spec.doubles import context_at, make_loop, prefilled, session
 
 DRAWS = RandomStream()
 PROMPT = random_tokens(21, seed=6)[0].tolist()  # longer than the window of 12
@@ -41,7 +43,7 @@ def network(tiny_model: Model) -> Network:
 
 @pytest.fixture(scope="module")
 def plain(tiny_model: Model) -> tuple[int, ...]:
-    return collect(make_loop(session(tiny_model)).rounds(PROMPT, max_tokens=LENGTH)).tokens
+    return collect(make_loop(session(tiny_model)).rounds(Request(prompt=PROMPT, max_tokens=LENGTH))).tokens
 
 
 class MixedDrafter(MTPDrafter):
@@ -51,14 +53,9 @@ class MixedDrafter(MTPDrafter):
         super().__init__(network)
         self.oracle = OracleDrafter(accept_rate=accept_rate)
 
-    def reset(self, prompt_length, reference=None) -> None:
-        super().reset(prompt_length, reference)
-        if reference is not None:
-            self.oracle.reset(prompt_length, reference)
-
-    def propose(self, anchor, position, gamma, draws, admits=None):
-        super().propose(anchor, position, gamma, draws)  # a chain has run, and must have left nothing
-        return self.oracle.propose(anchor, position, max(1, gamma - position % 4), draws)
+    def propose(self, context, gamma, admits=None):
+        super().propose(context, gamma)  # a chain has run, and must have left nothing
+        return self.oracle.propose(context, max(1, gamma - context.position % 4))
 
 
 class PlainDecoding:
@@ -77,7 +74,7 @@ class PlainDecoding:
 def from_scratch(network: Network, committed: list[int], target: Model) -> MTPDrafter:
     """A drafter that is shown the committed tokens all at once."""
     fresh = MTPDrafter(network)
-    fresh.observe(committed, session(target, fresh).prefill(committed))
+    fresh.observe(committed, prefilled(session(target, fresh), committed))
     return fresh
 
 
@@ -90,7 +87,7 @@ def assert_same_memory(drafter: MTPDrafter, fresh: MTPDrafter, length: int) -> N
     np.testing.assert_allclose(
         rows_of(ours.raw, first, ours.offset), rows_of(theirs.raw, first, theirs.offset), rtol=0, atol=1e-5
     )
-    assert mx.allclose(drafter.snapshot()[2], fresh.snapshot()[2], atol=1e-5)
+    assert mx.allclose(drafter.last_streams, fresh.last_streams, atol=1e-5)
 
 
 def assert_is_from_scratch(drafter: MTPDrafter, committed: list[int], target: Model) -> None:
@@ -104,7 +101,7 @@ def test_tokens_are_those_of_plain_decoding(
     drafter = MTPDrafter(network) if accept_rate is None else MixedDrafter(network, accept_rate)
     target = session(tiny_model, drafter, gamma)
     emitted = list(PROMPT)
-    for item in make_loop(target, drafter, gamma).rounds(PROMPT, max_tokens=LENGTH, reference=plain):
+    for item in make_loop(target, drafter, gamma).rounds(Request(prompt=PROMPT, max_tokens=LENGTH, reference=plain)):
         emitted += item.tokens
         assert drafter.context.offset == target.offset - 1
         assert bool(item.proposed) or item.reason
@@ -119,7 +116,7 @@ def test_rows_are_those_of_plain_decoding_after_any_mix_of_rounds(
     target = session(tiny_model, drafter, 5)
     decoding, emitted, outcomes = PlainDecoding(network, tiny_model), list(PROMPT), set()
     loop = make_loop(target, drafter, 5, commit=RollbackCommit())  # features come from replay as well
-    for item in loop.rounds(PROMPT, max_tokens=40, reference=plain):
+    for item in loop.rounds(Request(prompt=PROMPT, max_tokens=40, reference=plain)):
         emitted += item.tokens
         outcomes.add(item.outcome)
         assert_same_memory(drafter, decoding.follow(emitted[: target.offset]), target.offset)
@@ -129,27 +126,27 @@ def test_rows_are_those_of_plain_decoding_after_any_mix_of_rounds(
 def test_the_separate_loop_leaves_the_same_memory(tiny_model: Model, network: Network, plain: tuple[int, ...]) -> None:
     drafter = MixedDrafter(network, 0.7)
     target = session(tiny_model, drafter, 3)
-    parts = {"verifier": GreedyVerifier(), "commit": PrefixCommit(), "replay": TokenReplay()}
+    parts = {"verifier": GreedyVerifier(sampling=Sampling()), "commit": PrefixCommit(), "replay": TokenReplay()}
     loop = SeparateLoop(target=target, drafter=drafter, block=FixedPolicy(gamma=3), **parts)
-    assert collect(loop.rounds(PROMPT, max_tokens=30, reference=plain)).tokens == plain[:30]
+    assert collect(loop.rounds(Request(prompt=PROMPT, max_tokens=30, reference=plain))).tokens == plain[:30]
     assert_is_from_scratch(drafter, [*PROMPT, *plain][: target.offset], tiny_model)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
 def test_rows_do_not_depend_on_prompt_chunks(tiny_model: Model, network: Network, chunk: int) -> None:
     drafter = MTPDrafter(network)
-    make_loop(session(tiny_model, drafter), drafter, 5, prefill_chunk=chunk).start(PROMPT, max_tokens=4)
+    make_loop(session(tiny_model, drafter, prefill_chunk=chunk), drafter, 5).start(Request(prompt=PROMPT, max_tokens=4))
     assert_is_from_scratch(drafter, PROMPT, tiny_model)
 
 
 def test_a_prompt_of_one_token_has_no_slot_yet(tiny_model: Model, network: Network) -> None:
     drafter = MTPDrafter(network)
     loop = make_loop(session(tiny_model, drafter), drafter, 3)
-    progress, _ = loop.start(PROMPT[:1], max_tokens=9)
+    progress, _ = loop.start(Request(prompt=PROMPT[:1], max_tokens=9))
     assert (drafter.context.offset, drafter.context.empty()) == (0, True)
     while progress.finish_reason is None:
         loop.step(progress)
-    expected = collect(make_loop(session(tiny_model)).rounds(PROMPT[:1], max_tokens=9)).tokens
+    expected = collect(make_loop(session(tiny_model)).rounds(Request(prompt=PROMPT[:1], max_tokens=9))).tokens
     assert tuple(progress.emitted) == expected
 
 
@@ -158,7 +155,7 @@ def test_rounds_without_a_proposal_are_remembered_too(
 ) -> None:
     drafter = MTPDrafter(network)
     loop = make_loop(session(tiny_model, drafter), drafter, 0)  # gamma 0: nothing is drafted, every token is committed
-    assert collect(loop.rounds(PROMPT, max_tokens=8)).tokens == plain[:8]
+    assert collect(loop.rounds(Request(prompt=PROMPT, max_tokens=8))).tokens == plain[:8]
     assert_is_from_scratch(drafter, [*PROMPT, *plain[:7]], tiny_model)
 
 
@@ -168,105 +165,36 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
 ) -> None:
     drafter = MixedDrafter(network, 0.5)
     loop = make_loop(session(tiny_model, drafter), drafter, 5)
-    progress, _ = loop.start([*PROMPT, *plain[:shown]], max_tokens=LENGTH - shown, reference=plain[shown:])
+    progress, _ = loop.start(
+        Request(prompt=[*PROMPT, *plain[:shown]], max_tokens=LENGTH - shown, reference=plain[shown:])
+    )
     while len(progress.emitted) < 20:
         loop.step(progress)
-    at, position = progress.length - len(PROMPT), progress.length - 1
+    at, position = len(progress.tokens) - len(PROMPT), len(progress.tokens) - 1
     fresh = MTPDrafter(network)
     committed = [*PROMPT, *plain[: at - 1]]
-    fresh.observe(committed, session(tiny_model, fresh).prefill(committed))
-    expected = fresh.propose(plain[at - 1], position, 5, DRAWS)
-    assert MTPDrafter.propose(drafter, plain[at - 1], position, 5, DRAWS) == expected
+    fresh.observe(committed, prefilled(session(tiny_model, fresh), committed))
+    expected = fresh.propose(context_at(plain[at - 1], position, DRAWS), 5)
+    assert MTPDrafter.propose(drafter, context_at(plain[at - 1], position, DRAWS), 5) == expected
 
 
 def test_a_slot_joins_the_streams_of_a_token_with_the_token_after_it(tiny_model: Model, network: Network) -> None:
     """The first draft pairs the last committed token's streams with the anchor; the others chain."""
     count, window = len(PROMPT), network.config.sliding_window
     drafter = MTPDrafter(network)
-    streams = session(tiny_model, drafter).prefill(PROMPT)
+    streams = prefilled(session(tiny_model, drafter), PROMPT)
     drafter.observe(PROMPT, streams)
-    proposal = drafter.propose(7, count, 4, DRAWS)
+    proposal = drafter.propose(context_at(7, count, DRAWS), 4)
     fed, tokens = streams[None], [*PROMPT[1:], 7]
     for drafted in proposal.tokens:  # without a cache: all slots again for every draft
         logits, output = network(mx.array([tokens]), fed)
         assert mx.argmax(logits[0, -1]).item() == drafted
         fed, tokens = mx.concatenate([fed, output[:, -1:]], axis=1), [*tokens, drafted]
     assert count > window
-    shorter = drafter.propose(7, count, 2, DRAWS)
+    shorter = drafter.propose(context_at(7, count, DRAWS), 2)
     assert shorter.tokens == proposal.tokens[:2]
     assert (proposal.draft_probs, proposal.confidence) == (None, None)
     assert drafter.max_gamma is None
-
-
-@pytest.mark.parametrize("part", ["propose", "observe"])
-@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
-def test_a_round_that_raises_leaves_the_drafter_as_it_was(
-    tiny_model: Model,
-    network: Network,
-    plain: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
-    is_late: bool,
-) -> None:
-    drafter = MixedDrafter(network, 0.7)
-    target = session(tiny_model, drafter, 3)
-    loop = make_loop(target, drafter, 3)
-    progress, _ = loop.start(PROMPT, max_tokens=24, reference=plain)
-    for _ in range(3):
-        loop.step(progress)
-    name = {"propose": "__call__", "observe": "fill"}[part]
-    real, calls = getattr(Network, name), []
-
-    def faulty(self, tokens, streams, cache):
-        made = real(self, tokens, streams, cache) if is_late or not calls else None
-        calls.append(made)
-        if is_late or len(calls) > 1 or part == "observe":
-            raise FaultError
-        return made
-
-    committed = [*PROMPT, *progress.emitted[:-1]]
-    with monkeypatch.context() as patch:
-        patch.setattr(Network, name, faulty)
-        with pytest.raises(FaultError):
-            loop.step(progress)
-    assert_is_from_scratch(drafter, committed, tiny_model)
-    while progress.finish_reason is None:
-        loop.step(progress)
-    assert tuple(progress.emitted) == plain[:24]
-
-
-def test_a_failed_proposal_alone_leaves_nothing(
-    tiny_model: Model, network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter = MTPDrafter(network)
-    drafter.observe(PROMPT, session(tiny_model, drafter).prefill(PROMPT))
-
-    def broken(logits):
-        raise FaultError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MTPDrafter, "_choose", staticmethod(broken))
-        with pytest.raises(FaultError):
-            drafter.propose(7, len(PROMPT), 3, DRAWS)
-    assert_is_from_scratch(drafter, PROMPT, tiny_model)
-
-
-def test_a_snapshot_is_restored(tiny_model: Model, network: Network) -> None:
-    drafter = MTPDrafter(network)
-    features = session(tiny_model, drafter).prefill(PROMPT)
-    empty = drafter.snapshot()
-    drafter.observe(PROMPT[:5], features[:5])
-    taken, before = drafter.snapshot(), drafter.propose(7, 5, 5, DRAWS)
-    drafter.observe(PROMPT[5:], features[5:])
-    drafter.restore(taken)
-    assert drafter.propose(7, 5, 5, DRAWS) == before
-    drafter.restore(empty)
-    assert drafter.context.empty()
-    drafter.observe(PROMPT, features)
-    drafter.restore(taken)
-    assert drafter.propose(7, 5, 5, DRAWS) == before
-    drafter.reset(5)
-    assert (drafter.context.offset, drafter.context.empty()) == (0, True)
 
 
 def test_misuse_is_refused(tiny_model: Model, network: Network) -> None:
@@ -274,13 +202,13 @@ def test_misuse_is_refused(tiny_model: Model, network: Network) -> None:
     with pytest.raises(ValueError, match="each of 2 tokens, got None"):
         drafter.observe([1, 2], None)
     with pytest.raises(ValueError, match="must stand at 0"):
-        drafter.propose(7, 0, 5, DRAWS)
-    features = session(tiny_model, drafter).prefill(PROMPT)
+        drafter.propose(context_at(7, 0, DRAWS), 5)
+    features = prefilled(session(tiny_model, drafter), PROMPT)
     with pytest.raises(ValueError, match="each of 2 tokens"):
         drafter.observe([1, 2], features)
     drafter.observe(PROMPT, features)
     with pytest.raises(ValueError, match="anchor must stand at 21"):
-        drafter.propose(7, 20, 5, DRAWS)
+        drafter.propose(context_at(7, 20, DRAWS), 5)
 
 
 def test_it_is_loaded_from_beside_the_target_or_from_a_path(tiny_model: Model, network: Network) -> None:

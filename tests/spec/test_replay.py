@@ -7,6 +7,7 @@ from models import Model
 from spec import BatchReplay, TargetSession, TokenReplay
 from tests.models.cache_rows import assert_same_rows, reachable_rows
 from tests.random_models import random_tokens
+from tests.spec.doubles import prefilled
 
 TOKENS = random_tokens(24, seed=12)[0].tolist()
 
@@ -17,11 +18,11 @@ def test_replayed_rows_are_those_of_plain_decoding(
     tiny_model: Model, replay, passes: int, tapped_layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = TargetSession(tiny_model, tapped_layers=tapped_layers, max_rollback=8)
-    plain.prefill(TOKENS[:13])
+    prefilled(plain, TOKENS[:13])
     expected = [plain.forward([token]) for token in TOKENS[13:18]]
 
     target = TargetSession(tiny_model, tapped_layers=tapped_layers, max_rollback=8)
-    target.prefill(TOKENS[:13])
+    prefilled(target, TOKENS[:13])
     target.forward([*TOKENS[13:15], 1, 2, 3, 4])  # a verify pass whose rows are then all taken back
     target.trim(6)
     widths = []

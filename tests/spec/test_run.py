@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from spec import experiment, loop
+from spec.loop import base, folded
 from spec.measure import read_lines
-from spec.parts import load_target
+from spec.programs import job
+from spec.programs.parts import load_target
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "experiment"
-EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("[!_]*.yaml"))
 SWEEPS = {name for name in EXPERIMENTS if "MULTIRUN" in (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")}
 PROMPT_CLASSES = ("json_repetitive", "md_table", "code_gen", "prose", "chat")
 SUMMARY_FIELDS = [
@@ -41,6 +42,8 @@ RUN_FIELDS = [
     "class",
     "repeat",
     "mode",
+    "prompt",
+    "sampling",
     "tokens",
     "text",
     "finish_reason",
@@ -201,7 +204,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Finished jobs are not run again, unless their configuration is another; the job that was cut off is."""
-    real, done = experiment.summarize, []
+    real, done = job.summarize, []
 
     def interrupted(**values):
         if len(done) == 1:
@@ -211,7 +214,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
     sweep = ("-m", "drafter=ngram", "drafter.n_min=1", "block.gamma=1,2,3")
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "summarize", interrupted)
+        patch.setattr(job, "summarize", interrupted)
         assert program(*sweep) == 130
     folders = [tmp_path / "sweep" / str(number) for number in range(3)]
     assert [(folder / "summary.json").exists() for folder in folders] == [True, False, False]
@@ -272,7 +275,7 @@ def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys
         (["block.gamma=6"], "block.gamma: the drafter proposes at most 5 tokens .* got 6"),
         (["block.gamma=-1"], "block.gamma must be a whole number"),
         (["sampling.temperature=0.7"], "choose verifier=sample_match"),
-        (["sampling.top_p=2"], "sampling.top_p must lie in 0..1, got 2"),
+        (["sampling.top_p=2"], "sampling.top_p must be a number in 0..1, got 2"),
         (["target=deepseek_v4", "target.path=???"], "no value for target.path"),
         (["target.path=/nowhere/at/all"], "target: /nowhere/at/all"),
         (["drafter.path=/nowhere/at/all"], "drafter: /nowhere/at/all"),
@@ -292,10 +295,10 @@ def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys
         (["sampling.top_k=2.5"], "sampling.top_k must be a whole number"),
         (["sampling.temperature=hot"], "sampling: "),
         (["drafter=oracle", "baseline=false"], "run it with baseline=true"),
-        (["drafter=oracle", "drafter.accept_rate=2"], "drafter.accept_rate must lie in 0..1, got 2"),
+        (["drafter=oracle", "drafter.accept_rate=2"], "drafter.accept_rate must be a number in 0..1, got 2"),
         (["clock=virtual"], "choose one, for example costs=m3_ultra"),
         (["clock=sundial"], "clock must be wall or virtual, got 'sundial'"),
-        (["costs=m3_ultra", "costs.snapshot=-1"], "costs.snapshot must be 0 ms or more, got -1"),
+        (["costs=m3_ultra", "costs.snapshot=-1"], "costs.snapshot must be a number of 0 or more, got -1"),
         (["costs=this_machine", "costs.path=/nowhere"], "costs: /nowhere cannot be read"),
         (["loop=separate", "loop.correction=drop"], "loop.correction must be decode or replay, got 'drop'"),
         (["max_tokens="], "max_tokens must be a whole number"),
@@ -336,20 +339,20 @@ def test_a_tensor_that_is_missing_is_named(program, checkpoint: Path, tmp_path: 
 def test_the_warm_up_runs_both_loops_and_leaves_no_record(
     program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup_tokens: int, generations: int
 ) -> None:
-    real, limits = loop.SpeculativeLoop.start, []
+    real, limits = base.SpeculativeLoop.start, []
 
-    def counted(self, prompt, *, max_tokens, **options):
-        limits.append(max_tokens)
-        return real(self, prompt, max_tokens=max_tokens, **options)
+    def counted(self, request):
+        limits.append(request.max_tokens)
+        return real(self, request)
 
-    monkeypatch.setattr(loop.SpeculativeLoop, "start", counted)
+    monkeypatch.setattr(base.SpeculativeLoop, "start", counted)
     assert program(f"warmup_tokens={warmup_tokens}") == 0
     assert limits == [3] * (generations - 2) + [8, 8]
     assert len(list(read_lines(tmp_path / "out" / "runs.jsonl"))) == 2
 
 
 def test_an_interrupted_run_keeps_its_rounds(program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = loop.cut_off, []
+    real, calls = base.emit, []
 
     def interrupted(*arguments: object):
         calls.append(1)
@@ -357,7 +360,8 @@ def test_an_interrupted_run_keeps_its_rounds(program, tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(loop, "cut_off", interrupted)
+    monkeypatch.setattr(base, "emit", interrupted)
+    monkeypatch.setattr(folded, "emit", interrupted)
     assert program() == 130
     assert [line["round"] for line in read_lines(tmp_path / "out" / "rounds.jsonl")] == [1, 2]
     assert [line["mode"] for line in read_lines(tmp_path / "out" / "runs.jsonl")] == ["baseline"]
@@ -368,7 +372,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(program, monkeypatch: pytest
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(loop, "cut_off", broken)
+    monkeypatch.setattr(base, "emit", broken)
     with pytest.raises(ZeroDivisionError):
         program()
 

@@ -10,7 +10,7 @@ from models import Model, load_dspark, load_model
 from models.dspark import Network
 from spec import DraftSampler, DSparkDrafter, RandomStream, Sampling, UserError
 from tests.random_models import random_tokens
-from tests.spec.doubles import session
+from tests.spec.doubles import context_at, prefilled, session
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()
@@ -29,13 +29,13 @@ def network(target: Model) -> Network:
 
 def ready(target: Model, network: Network, **options) -> DSparkDrafter:
     drafter = DSparkDrafter(network, **options)
-    drafter.observe(PROMPT, session(target, drafter).prefill(PROMPT))
+    drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
     return drafter
 
 
 def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, network: Network) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=0.7)
-    proposal = drafter.propose(7, len(PROMPT), 5, DRAWS)
+    proposal = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     output = network.block(mx.array([7], dtype=mx.int32), len(PROMPT), list(drafter.context))
     previous = mx.array([[7, *proposal.tokens[:-1]]], dtype=mx.int32)
     embedded = network.markov_head.embed(previous)
@@ -51,33 +51,37 @@ def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, ne
 
 
 def test_drafts_differ_from_the_argmax_and_follow_the_seed(target: Model, network: Network) -> None:
-    drafter = ready(target, network, proposal="sampled")
-    seen = {drafter.propose(7, len(PROMPT), 5, RandomStream(seed=seed)).tokens for seed in range(8)}
+    drafter = ready(target, network, proposal="sampled", temperature=1.0)
+    seen = {drafter.propose(context_at(7, len(PROMPT), RandomStream(seed=seed)), 5).tokens for seed in range(8)}
     assert len(seen) > 4
-    assert ready(target, network).propose(7, len(PROMPT), 5, DRAWS).draft_probs is None
-    assert drafter.propose(7, len(PROMPT), 5, DRAWS).tokens == drafter.propose(7, len(PROMPT), 5, DRAWS).tokens
+    assert ready(target, network).propose(context_at(7, len(PROMPT), DRAWS), 5).draft_probs is None
+    assert (
+        drafter.propose(context_at(7, len(PROMPT), DRAWS), 5).tokens
+        == drafter.propose(context_at(7, len(PROMPT), DRAWS), 5).tokens
+    )
     cold = ready(target, network, proposal="sampled", temperature=1e-4)
     assert (
-        cold.propose(7, len(PROMPT), 5, DRAWS).tokens == ready(target, network).propose(7, len(PROMPT), 5, DRAWS).tokens
+        cold.propose(context_at(7, len(PROMPT), DRAWS), 5).tokens
+        == ready(target, network).propose(context_at(7, len(PROMPT), DRAWS), 5).tokens
     )
 
 
 def test_a_shorter_block_draws_the_same_tokens(target: Model, network: Network) -> None:
-    drafter = ready(target, network, proposal="sampled")
-    whole = drafter.propose(7, len(PROMPT), 5, DRAWS)
+    drafter = ready(target, network, proposal="sampled", temperature=1.0)
+    whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     for gamma in (1, 3):
-        cut = drafter.propose(7, len(PROMPT), gamma, DRAWS)
+        cut = drafter.propose(context_at(7, len(PROMPT), DRAWS), gamma)
         assert cut.tokens == whole.tokens[:gamma]
         assert mx.allclose(cut.draft_probs, whole.draft_probs[:gamma], atol=1e-6)
 
 
 def test_a_refused_token_leaves_the_drafts_before_it_and_their_rows(target: Model, network: Network) -> None:
-    drafter = ready(target, network, proposal="sampled")
-    whole = drafter.propose(7, len(PROMPT), 5, DRAWS)
-    cut = drafter.propose(7, len(PROMPT), 5, DRAWS, lambda confidences: len(confidences) < 3)
+    drafter = ready(target, network, proposal="sampled", temperature=1.0)
+    whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
+    cut = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5, lambda confidences: len(confidences) < 3)
     assert cut.tokens == whole.tokens[:2]
     assert mx.array_equal(cut.draft_probs, whole.draft_probs[:2])
-    none = drafter.propose(7, len(PROMPT), 5, DRAWS, lambda confidences: False)
+    none = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5, lambda confidences: False)
     assert (none.tokens, none.draft_probs) == ((), None)
 
 
@@ -86,7 +90,7 @@ def test_what_cannot_be_sampled_is_refused(network: Network) -> None:
         DSparkDrafter(network, proposal="beam")
     with pytest.raises(UserError, match=r"drafter\.proposal=sampled needs drafter\.temperature above 0, got 0"):
         DSparkDrafter(network, proposal="sampled", temperature=0)
-    assert isinstance(DSparkDrafter(network, proposal="sampled").sampling, Sampling)
+    assert isinstance(DSparkDrafter(network, proposal="sampled", temperature=1.0).sampling, Sampling)
     assert DSparkDrafter(network, temperature=0).sampling is None
 
 

@@ -19,6 +19,7 @@ from spec import (
     NgramDrafter,
     Proposal,
     RandomStream,
+    Request,
     SampleMatchVerifier,
     Sampling,
     UserError,
@@ -26,7 +27,7 @@ from spec import (
 )
 from spec.sampling import check_rows
 from tests.random_models import random_tokens
-from tests.spec.doubles import make_loop, session
+from tests.spec.doubles import before, make_loop, session
 
 LOGITS = 2.0 * mx.random.normal((12, 40), key=mx.random.key(7))
 SETTINGS = [
@@ -124,7 +125,7 @@ def test_greedy_decoding_under_penalties_is_mlx_lms(tiny_model: Model, penalties
     plain = [int(token) for token, _ in generate_step(prompt, tiny_model, max_tokens=16, logits_processors=processors)]
     verifier, drafter = GreedyVerifier(sampling=Sampling(**penalties)), NgramDrafter(n_max=2, n_min=1)
     loop = make_loop(session(tiny_model, drafter, 3), drafter, 3, verifier=verifier)
-    assert list(collect(loop.rounds(prompt.tolist(), max_tokens=16)).tokens) == plain
+    assert list(collect(loop.rounds(Request(prompt=prompt.tolist(), max_tokens=16))).tokens) == plain
 
 
 @given(
@@ -237,9 +238,9 @@ def test_rows_without_a_token_to_draw_are_refused() -> None:
             check_rows(mx.array([[0.0, 1.0], [bad, 2.0]]))
     with pytest.raises(ValueError, match=r"rows \[0\]"):
         check_rows(mx.array([[-math.inf, -math.inf], [1.0, 2.0]]))
-    for verifier in (GreedyVerifier(), SampleMatchVerifier(sampling=Sampling(temperature=1.0))):
+    for verifier in (GreedyVerifier(sampling=Sampling()), SampleMatchVerifier(sampling=Sampling(temperature=1.0))):
         with pytest.raises(ValueError, match="finite"):
-            verifier.accept(Proposal(reason="none"), mx.array([[math.nan, 1.0]]), 0, RandomStream())
+            verifier.accept(Proposal(reason="none"), mx.array([[math.nan, 1.0]]), before(0, RandomStream()))
 
 
 def test_draws_are_keyed() -> None:
@@ -349,11 +350,11 @@ def test_a_draft_sampler_is_the_only_way_to_a_softmax_q() -> None:
 def test_a_part_of_a_sampled_proposal() -> None:
     sampler = DraftSampler(RandomStream(seed=2), 10, Sampling(temperature=1.0))
     tokens = [int(sampler.draw(LOGITS[row])) for row in range(4)]
-    part = sampler.part(1, 3)
+    part = sampler[1:3]
     assert part.tokens == tuple(tokens[1:3])
     assert mx.array_equal(part.logprobs, sampler.logprobs[1:3])
     assert sampler.tokens == tuple(tokens)
-    again = sampler.part(0, 2)
+    again = sampler[:2]
     assert [int(again.draw(LOGITS[row])) for row in (2, 3)] == tokens[2:]  # its draws go on where it ends
 
 

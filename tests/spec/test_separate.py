@@ -16,19 +16,20 @@ from spec import (
     OracleDrafter,
     Proposal,
     RandomStream,
+    RecordedTarget,
     RejectionVerifier,
+    Request,
     RollbackCommit,
     SampleMatchVerifier,
     Sampling,
     SeparateLoop,
-    TargetPass,
     UserError,
     collect,
 )
 from spec.measure import account_for
 from spec.sampling import DraftSampler
 from tests.random_models import random_tokens
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop, session
+from tests.spec.doubles import PlannedDrafter, make_loop, scripted_target, session
 
 SCRIPT = tuple(range(2, 32)) * 3
 PROMPT = SCRIPT[:4]
@@ -37,11 +38,11 @@ PROMPT = SCRIPT[:4]
 def run(target, drafter, gamma: int, count: int, loop: dict | None = None, **limits):
     """One generation of the separate loop."""
     made = make_loop(target, drafter, gamma, SeparateLoop, **(loop or {}))
-    return collect(made.rounds(PROMPT, max_tokens=count, **limits))
+    return collect(made.rounds(Request(prompt=PROMPT, max_tokens=count, **limits)))
 
 
 def test_an_early_miss_costs_no_verify_pass_and_a_right_first_draft_does() -> None:
-    target = ScriptedTarget(SCRIPT)
+    target = scripted_target(SCRIPT)
     # the first anchor stands at 4, so that 5 is the first draft; then 8 .. 10 after the correction at 7
     done = run(target, PlannedDrafter(SCRIPT, frozenset({5, 9})), 3, 12)
     first, second, third = done.rounds[:3]
@@ -56,7 +57,7 @@ def test_an_early_miss_costs_no_verify_pass_and_a_right_first_draft_does() -> No
 
 
 def test_the_last_row_that_stands_is_the_next_choice() -> None:
-    target = ScriptedTarget(SCRIPT)
+    target = scripted_target(SCRIPT)
     done = run(target, PlannedDrafter(SCRIPT, frozenset({7})), 4, 20)
     first = done.rounds[0]
     assert (first.outcome, first.accepted, first.kind, first.commit_kind) == (
@@ -68,7 +69,7 @@ def test_the_last_row_that_stands_is_the_next_choice() -> None:
 
 
 def test_end_of_sequence_as_the_first_draft_is_verified_alone() -> None:
-    target = ScriptedTarget(SCRIPT)
+    target = scripted_target(SCRIPT)
     done = run(target, PlannedDrafter(SCRIPT), 4, 20, eos=frozenset({SCRIPT[5]}))
     (only,) = done.rounds
     assert (len(only.proposed), only.verify_rows, only.accepted, only.outcome) == (4, 1, 1, "full")
@@ -80,25 +81,31 @@ def test_end_of_sequence_as_the_first_draft_is_verified_alone() -> None:
 class PlannedPolicy(FixedPolicy):
     """Skips by a plan: a kind of skip, or nothing, by round."""
 
-    def plan(self, history):
-        skip = {0: "scheduler", 3: "scheduler"}.get(history.num_rounds)
-        if history.tokens_left < 4:
+    def init(self):
+        return 0
+
+    def plan(self, state, tokens_left):
+        skip = {0: "scheduler", 3: "scheduler"}.get(state)
+        if tokens_left < 4:
             return BlockPlan(gamma=0, reason="tail", skip="tail")
-        return BlockPlan(gamma=0, reason="does not pay", skip=skip) if skip else super().plan(history)
+        return BlockPlan(gamma=0, reason="does not pay", skip=skip) if skip else super().plan(None, tokens_left)
+
+    def after(self, state, finished):
+        return state + 1
 
 
 class MoodyDrafter(PlannedDrafter):
     """Has nothing at one position, and a foreign id at another."""
 
-    def propose(self, anchor, position, gamma, draws, admits=None):
-        if position == 5:
+    def propose(self, context, gamma, admits=None):
+        if context.position == 5:
             return Proposal(reason="not sure")
-        return Proposal(tokens=(99,)) if position == 6 else super().propose(anchor, position, gamma, draws)
+        return Proposal(tokens=(99,)) if context.position == 6 else super().propose(context, gamma)
 
 
 def test_counters_are_ds4s() -> None:
     """no_draft includes the scheduler's skips; tail rounds are no cycles; a foreign id is no proposal."""
-    target = ScriptedTarget(SCRIPT)
+    target = scripted_target(SCRIPT)
     drafter = MoodyDrafter(SCRIPT, frozenset({12, 13}))
     done = run(target, drafter, 3, 16, {"block": PlannedPolicy(gamma=3)})
     assert [item.outcome for item in done.rounds] == [
@@ -112,15 +119,15 @@ def test_counters_are_ds4s() -> None:
 
 
 def test_no_room_is_said_after_the_drafter_was_asked() -> None:
-    last = run(ScriptedTarget(SCRIPT), PlannedDrafter(SCRIPT), 3, 6).rounds[-1]
+    last = run(scripted_target(SCRIPT), PlannedDrafter(SCRIPT), 3, 6).rounds[-1]
     assert (last.outcome, last.gamma, last.proposed) == ("no_room", 0, ())
-    assert run(ScriptedTarget(SCRIPT), NoneDrafter(), 3, 2).rounds[-1].outcome == "no_draft"
+    assert run(scripted_target(SCRIPT), NoneDrafter(), 3, 2).rounds[-1].outcome == "no_draft"
 
 
 @pytest.mark.parametrize("correction", ["decode", "replay"])
 def test_a_correction_is_decoded_next_or_makes_its_block_replay(correction: str) -> None:
     """commit_has_correction: a block that ends in a correction is never adopted; one that stands as a whole is."""
-    target = ScriptedTarget(SCRIPT)
+    target = scripted_target(SCRIPT)
     done = run(target, PlannedDrafter(SCRIPT, frozenset({7})), 3, 12, {"correction": correction})
     assert done.tokens == SCRIPT[4:16]
     by_kind = {item.kind: item for item in done.rounds if item.verify_rows}
@@ -141,7 +148,9 @@ def test_rounds_and_sampled_tokens_are_the_folded_loops(tiny_model: Model, draft
     def rounds_of(shape, gamma: int, reference=None, commit=None):
         parts = {"verifier": verifier} | ({"commit": commit} if commit else {})
         loop = make_loop(session(tiny_model, drafter, 4), drafter, gamma, shape, **parts)
-        return collect(loop.rounds(prompt, max_tokens=24, draws=RandomStream(seed=1), reference=reference or (0,)))
+        return collect(
+            loop.rounds(Request(prompt=prompt, max_tokens=24, random=RandomStream(seed=1), reference=reference or (0,)))
+        )
 
     plain = rounds_of(FoldedLoop, 0).tokens
     assert rounds_of(SeparateLoop, 0).tokens == plain
@@ -158,22 +167,17 @@ P = mx.array([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])  # of the next
 Q = mx.array([[0.3, 0.3, 0.4], [0.6, 0.2, 0.2], [0.3, 0.5, 0.2]])
 
 
-class ChainTarget(ScriptedTarget):
+def chain_target() -> RecordedTarget:
     """Every next token is drawn from a row of P."""
-
-    def __init__(self) -> None:
-        super().__init__(SCRIPT, vocab_size=3)
-
-    def forward(self, tokens):
-        self.rows += tokens
-        return TargetPass(logits=mx.log(P[mx.array(tokens)]), features=None)
+    return RecordedTarget(lambda text, count: mx.log(P[mx.array(text[-count:])]), 3)
 
 
 class ChainDrafter(NoneDrafter):
     """Draws every token from a row of Q."""
 
-    def propose(self, anchor, position, gamma, draws, admits=None):
-        sampler, last = DraftSampler(draws, position, Sampling(temperature=1.0)), mx.array(anchor)
+    def propose(self, context, gamma, admits=None):
+        sampler = DraftSampler(context.random, context.position, Sampling(temperature=1.0))
+        last = mx.array(context.anchor)
         for _ in range(gamma):
             last = sampler.draw(mx.log(Q[last]))
         return Proposal.sampled(sampler)
@@ -183,11 +187,11 @@ class ChainDrafter(NoneDrafter):
 def test_the_law_is_the_targets(verifier) -> None:
     """Chi-square of three tokens on 600 keyed runs: 26 degrees of freedom, the 99.9th percentile is 54.05."""
     loop = make_loop(
-        ChainTarget(), ChainDrafter(), 3, SeparateLoop, verifier=verifier(sampling=Sampling(temperature=1.0))
+        chain_target(), ChainDrafter(), 3, SeparateLoop, verifier=verifier(sampling=Sampling(temperature=1.0))
     )
     counts, outcomes = Counter(), Counter()
     for seed in range(600):
-        done = collect(loop.rounds((0,), max_tokens=5, draws=RandomStream(seed=seed)))
+        done = collect(loop.rounds(Request(prompt=(0,), max_tokens=5, random=RandomStream(seed=seed))))
         counts[done.tokens[1:4]] += 1
         outcomes.update(item.outcome for item in done.rounds)
     assert min(outcomes[name] for name in ("full", "partial", "miss_first")) > 50

@@ -23,8 +23,8 @@ from spec import (
 )
 from spec import simulate as simulator
 from spec.measure import read_lines
-from spec.recording import Cycle, Recording, num_tokens, pair_lengths
-from spec.simulate import simulate
+from spec.simulation import simulate
+from spec.simulation.recording import Cycle, Recording, num_tokens, pair_lengths
 from tests.spec.measure.test_account import ds4_account
 from tests.spec.measure.test_costs import named
 

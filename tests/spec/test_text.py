@@ -2,9 +2,9 @@
 
 import pytest
 
-from spec import StopStrings, TextStream, UserError, collect, stream_text
+from spec import Request, StopStrings, TextStream, UserError, collect, stream_text
 from spec.text import decode
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
+from tests.spec.doubles import PlannedDrafter, make_loop, scripted_target
 from tests.spec.tiny_text import wrapped_tokenizer
 
 TOKENIZER = wrapped_tokenizer(merges=(("a", "b"), ("ab", "c"), ("o", "n"), ("Ġ", "on")))
@@ -16,12 +16,14 @@ PROMPT = 3
 def generate(gamma: int, stop: tuple[str, ...]):
     """Runs a target that wants TEXT's tokens after the prompt."""
     script = (*([2] * PROMPT), *IDS, *([1] * 40))
-    target, drafter = ScriptedTarget(script, vocab_size=len(TOKENIZER)), PlannedDrafter(script, frozenset({9, 20}))
+    target, drafter = scripted_target(script, vocab_size=len(TOKENIZER)), PlannedDrafter(script, frozenset({9, 20}))
     rounds = make_loop(target, drafter, gamma).rounds(
-        script[:PROMPT],
-        max_tokens=200,
-        eos=frozenset(TOKENIZER.eos_token_ids),
-        stop=StopStrings(TOKENIZER, stop) if stop else None,
+        Request(
+            prompt=script[:PROMPT],
+            max_tokens=200,
+            eos=frozenset(TOKENIZER.eos_token_ids),
+            stop=StopStrings(TOKENIZER, stop) if stop else None,
+        )
     )
     return list(rounds)
 

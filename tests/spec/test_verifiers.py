@@ -16,20 +16,26 @@ from spec import (
     Proposal,
     RandomStream,
     RejectionVerifier,
+    Request,
     SampleMatchVerifier,
     Sampling,
     UserError,
     collect,
 )
+from spec.testing.law import law_of
 from spec.verifiers.block import block_acceptance, log_weights
 from spec.verifiers.rejection import acceptance, residual
 from tests.random_models import random_tokens
-from tests.spec.doubles import make_loop, session
-from tests.spec.enumeration import law_of
+from tests.spec.doubles import before, make_loop, session
 
 DRAWS = RandomStream(seed=9)
 PROMPT = random_tokens(12, seed=9)[0].tolist()
-GREEDY = [GreedyVerifier(), SampleMatchVerifier(), RejectionVerifier(), BlockVerifier()]
+GREEDY = [
+    GreedyVerifier(sampling=Sampling()),
+    SampleMatchVerifier(sampling=Sampling()),
+    RejectionVerifier(sampling=Sampling()),
+    BlockVerifier(sampling=Sampling()),
+]
 PLAIN = Sampling(temperature=1.0)
 SAMPLING = [SampleMatchVerifier(sampling=PLAIN), RejectionVerifier(sampling=PLAIN), BlockVerifier(sampling=PLAIN)]
 RATIO = [RejectionVerifier(sampling=PLAIN), BlockVerifier(sampling=PLAIN)]
@@ -59,7 +65,7 @@ def next_law(verifier, proposal: Proposal, logits: mx.array) -> dict:
     """The exact law of (accepted, next token) of one call."""
 
     def program(draws: RandomStream) -> tuple[int, int]:
-        verdict = verifier.accept(proposal, logits, 5, draws)
+        verdict = verifier.accept(proposal, logits, before(5, draws))
         return verdict.accepted, verdict.next_token
 
     return law_of(program)
@@ -73,30 +79,29 @@ def next_law(verifier, proposal: Proposal, logits: mx.array) -> dict:
 def test_the_longest_right_prefix_stands(verifier, right: int) -> None:
     wanted = [3, 1, 4, 5]
     drafted = tuple(token if index < right else 7 - token for index, token in enumerate(wanted[:3]))
-    verdict = verifier.accept(Proposal(tokens=drafted), one_hot(wanted), 10, DRAWS)
+    verdict = verifier.accept(Proposal(tokens=drafted), one_hot(wanted), before(10, DRAWS))
     assert (verdict.accepted, verdict.next_token) == (right, wanted[right])
-    assert verdict.kind == ("bonus" if right == 3 else "correction")
 
 
 @pytest.mark.parametrize("verifier", GREEDY)
 def test_a_right_token_after_a_wrong_one_does_not_stand(verifier) -> None:
-    verdict = verifier.accept(Proposal(tokens=(0, 1, 4)), one_hot([3, 1, 4, 5]), 10, DRAWS)
-    assert (verdict.accepted, verdict.next_token, verdict.kind) == (0, 3, "correction")
+    verdict = verifier.accept(Proposal(tokens=(0, 1, 4)), one_hot([3, 1, 4, 5]), before(10, DRAWS))
+    assert (verdict.accepted, verdict.next_token) == (0, 3)
 
 
 @pytest.mark.parametrize("verifier", GREEDY)
 def test_an_empty_proposal_yields_a_bonus(verifier) -> None:
-    verdict = verifier.accept(Proposal(reason="none"), one_hot([6]), 10, DRAWS)
-    assert (verdict.accepted, verdict.next_token, verdict.kind) == (0, 6, "bonus")
+    verdict = verifier.accept(Proposal(reason="none"), one_hot([6]), before(10, DRAWS))
+    assert (verdict.accepted, verdict.next_token) == (0, 6)
 
 
 @pytest.mark.parametrize("verifier", GREEDY)
 def test_ties_go_to_the_lowest_id(verifier) -> None:
     logits = mx.array([[0.0, 2.0, 2.0]])
     for seed in range(20):
-        assert verifier.accept(Proposal(reason="none"), logits, 0, RandomStream(seed=seed)).next_token == 1
+        assert verifier.accept(Proposal(reason="none"), logits, before(0, RandomStream(seed=seed))).next_token == 1
     for drafted, accepted in ((1, 1), (2, 0)):
-        verdict = verifier.accept(Proposal(tokens=(drafted,)), mx.concatenate([logits, logits]), 0, DRAWS)
+        verdict = verifier.accept(Proposal(tokens=(drafted,)), mx.concatenate([logits, logits]), before(0, DRAWS))
         assert (verdict.accepted, verdict.next_token) == (accepted, 1)
 
 
@@ -104,7 +109,7 @@ def test_ties_go_to_the_lowest_id(verifier) -> None:
 def test_sampled_drafts_at_temperature_0_stand_if_they_are_the_argmax(verifier) -> None:
     for token, accepted in ((3, 1), (2, 0)):
         proposal = given([token], [[0.1, 0.2, 0.4, 0.3, 0, 0, 0, 0]])
-        verdict = verifier.accept(proposal, one_hot([3, 6]), 10, DRAWS)
+        verdict = verifier.accept(proposal, one_hot([3, 6]), before(10, DRAWS))
         assert (verdict.accepted, verdict.next_token) == (accepted, 6 if accepted else 3)
 
 
@@ -116,9 +121,9 @@ def test_penalties_move_the_argmax_row_by_row(verifier_class) -> None:
     for committed in ((3, 3), (3, 1), ()):
         text, plain = list(committed), []
         for _ in range(4):
-            plain.append(verifier.accept(Proposal(reason="none"), rows[:1], 5, DRAWS, text).next_token)
+            plain.append(verifier.accept(Proposal(reason="none"), rows[:1], before(5, DRAWS, text)).next_token)
             text.append(plain[-1])
-        verdict = verifier.accept(Proposal(tokens=tuple(plain[:3])), rows, 5, DRAWS, committed)
+        verdict = verifier.accept(Proposal(tokens=tuple(plain[:3])), rows, before(5, DRAWS, committed))
         assert (verdict.accepted, verdict.next_token) == (3, plain[3])
         assert len(set(plain)) > 1
 
@@ -212,7 +217,7 @@ def test_q_of_0_is_a_fault(verifier, at: int) -> None:
     tokens = [0, 0]
     tokens[at] = 2
     with pytest.raises(ValueError, match=r"drafts \[2\] have no probability under q"):
-        verifier.accept(given(tokens, rows), mx.zeros((3, 3)), 0, DRAWS)
+        verifier.accept(given(tokens, rows), mx.zeros((3, 3)), before(0, DRAWS))
 
 
 @pytest.mark.parametrize("verifier_class", [RejectionVerifier, BlockVerifier, SampleMatchVerifier])
@@ -225,7 +230,7 @@ def test_p_of_0_rejects_with_certainty(verifier_class, is_sampled: bool) -> None
     assert {accepted for accepted, _ in law} == {0}
     assert {token for _, token in law} <= {2, 3}
     for seed in range(50):
-        assert verifier.accept(proposal, logits, 4, RandomStream(seed=seed)).accepted == 0
+        assert verifier.accept(proposal, logits, before(4, RandomStream(seed=seed))).accepted == 0
 
 
 @pytest.mark.parametrize("verifier", RATIO)
@@ -249,15 +254,17 @@ class Refusing(RandomStream):
 @pytest.mark.parametrize("verifier", RATIO)
 def test_a_rejection_without_a_residual_falls_back_to_p_and_says_so(verifier) -> None:
     probs = [0.0, 0.7, 0.3]
-    verdict = verifier.accept(given([1], [probs]), logs(probs, probs), 0, Refusing())
-    assert (verdict.accepted, verdict.kind, verdict.has_no_residual) == (0, "correction", True)
-    tokens = [verifier.accept(given([1], [probs]), logs(probs, probs), at, Refusing()).next_token for at in range(300)]
+    verdict = verifier.accept(given([1], [probs]), logs(probs, probs), before(0, Refusing()))
+    assert (verdict.accepted, verdict.has_no_residual) == (0, True)
+    tokens = [
+        verifier.accept(given([1], [probs]), logs(probs, probs), before(at, Refusing())).next_token for at in range(300)
+    ]
     assert sorted(set(tokens)) == [1, 2]
     assert tokens.count(1) == pytest.approx(210, abs=30)
     # p and q a rounding apart, where the draft can be rejected and nothing is left above q
     nearly = [0.0, 0.7, 0.3000001]
-    assert verifier.accept(given([1], [nearly]), logs(probs, probs), 0, Refusing()).has_no_residual
-    assert not verifier.accept(given([1], [[0.0, 0.8, 0.2]]), logs(probs, probs), 0, Refusing()).has_no_residual
+    assert verifier.accept(given([1], [nearly]), logs(probs, probs), before(0, Refusing())).has_no_residual
+    assert not verifier.accept(given([1], [[0.0, 0.8, 0.2]]), logs(probs, probs), before(0, Refusing())).has_no_residual
 
 
 @pytest.mark.parametrize("verifier", [*GREEDY, *SAMPLING])
@@ -267,26 +274,26 @@ def test_rows_that_are_no_distribution_raise(verifier, row: int, bad: list[float
     logits = mx.array([bad if at == row else [0.0, 1.0, 2.0] for at in range(3)])
     for proposal in (Proposal(tokens=(2, 2)), given([2, 2], [[0.2, 0.3, 0.5]] * 2)):
         with pytest.raises(ValueError, match=rf"rows \[{row}\]"):
-            verifier.accept(proposal, logits, 0, DRAWS)
+            verifier.accept(proposal, logits, before(0, DRAWS))
 
 
 @pytest.mark.parametrize("verifier", RATIO)
 def test_a_nan_in_q_raises(verifier) -> None:
     with pytest.raises(ValueError, match="have no probability under q"):
-        verifier.accept(given([1, 1], [[0.5, 0.5], [0.5, math.nan]]), mx.zeros((3, 2)), 0, DRAWS)
+        verifier.accept(given([1, 1], [[0.5, 0.5], [0.5, math.nan]]), mx.zeros((3, 2)), before(0, DRAWS))
 
 
 @pytest.mark.parametrize("verifier_class", [GreedyVerifier, SampleMatchVerifier, RejectionVerifier, BlockVerifier])
 def test_a_bias_that_forbids_everything_raises(verifier_class) -> None:
     verifier = verifier_class(sampling=Sampling(logit_bias={0: -math.inf, 1: -math.inf}))
     with pytest.raises(ValueError, match="logit_bias are at fault"):
-        verifier.accept(Proposal(reason="none"), mx.zeros((1, 2)), 0, DRAWS)
+        verifier.accept(Proposal(reason="none"), mx.zeros((1, 2)), before(0, DRAWS))
 
 
 @pytest.mark.parametrize("verifier", [*GREEDY, *SAMPLING])
 def test_rows_that_do_not_fit_the_proposal_are_refused(verifier) -> None:
-    with pytest.raises(ValueError, match="2 proposed tokens need 3 rows of target logits, got 2"):
-        verifier.accept(Proposal(tokens=(1, 1)), mx.zeros((2, 4)), 0, DRAWS)
+    with pytest.raises(ValueError, match="2 proposed tokens need 3 rows of target logits, or 2 for no bonus, got 1"):
+        verifier.accept(Proposal(tokens=(1, 1)), mx.zeros((1, 4)), before(0, DRAWS))
 
 
 class Lowest(RandomStream):
@@ -300,8 +307,8 @@ class Lowest(RandomStream):
 def test_u_of_0_does_not_accept_what_p_excludes(verifier) -> None:
     logits = mx.array([[-math.inf, 0.0, 0.0]] * 2)
     for proposal in (Proposal(tokens=(0,)), given([0], [[0.9, 0.05, 0.05]])):
-        assert verifier.accept(proposal, logits, 0, Lowest()).accepted == 0
-    assert verifier.accept(Proposal(tokens=(1,)), logits, 0, Lowest()).accepted == 1
+        assert verifier.accept(proposal, logits, before(0, Lowest())).accepted == 0
+    assert verifier.accept(Proposal(tokens=(1,)), logits, before(0, Lowest())).accepted == 1
 
 
 @pytest.mark.parametrize("verifier", SAMPLING)
@@ -333,7 +340,7 @@ def test_keyed_draws_follow_the_enumerated_law(verifier, is_sampled: bool) -> No
     law = next_law(verifier, proposal, logits)
     counts = dict.fromkeys(law, 0)
     for seed in range(1500):
-        verdict = verifier.accept(proposal, logits, 5, RandomStream(seed=seed))
+        verdict = verifier.accept(proposal, logits, before(5, RandomStream(seed=seed)))
         counts[verdict.accepted, verdict.next_token] += 1
     observed, expected = np.array(list(counts.values())), 1500 * np.array(list(law.values()))
     # 99.9th percentile for at most 8 degrees of freedom
@@ -347,7 +354,9 @@ def test_sampled_tokens_are_those_of_plain_sampling_under_the_same_seed(tiny_mod
 
     def run(drafter, gamma: int, seed: int, reference=None):
         loop = make_loop(session(tiny_model, drafter, gamma), drafter, gamma, verifier=verifier)
-        return collect(loop.rounds(PROMPT, max_tokens=24, draws=RandomStream(seed=seed), reference=reference))
+        return collect(
+            loop.rounds(Request(prompt=PROMPT, max_tokens=24, random=RandomStream(seed=seed), reference=reference))
+        )
 
     plain = run(NgramDrafter(), 0, 1).tokens
     assert len(plain) == 24
@@ -366,7 +375,9 @@ def test_a_seed_gives_the_same_tokens_twice_and_under_other_traffic(tiny_model: 
     loop = make_loop(session(tiny_model, drafter, 3), drafter, 3, verifier=verifier)
 
     def run(stream: str) -> tuple[int, ...]:
-        return collect(loop.rounds(PROMPT, max_tokens=12, draws=RandomStream(seed=4, stream=stream))).tokens
+        return collect(
+            loop.rounds(Request(prompt=PROMPT, max_tokens=12, random=RandomStream(seed=4, stream=stream)))
+        ).tokens
 
     first = run("one")
     assert run("two") != first
@@ -378,5 +389,5 @@ def test_at_temperature_0_every_rule_is_greedy(tiny_model: Model) -> None:
     for verifier in GREEDY:
         drafter = NgramDrafter(n_max=2, n_min=1)
         loop = make_loop(session(tiny_model, drafter, 3), drafter, 3, verifier=verifier)
-        outputs.add(collect(loop.rounds(PROMPT, max_tokens=16, draws=DRAWS)).tokens)
+        outputs.add(collect(loop.rounds(Request(prompt=PROMPT, max_tokens=16, random=DRAWS))).tokens)
     assert len(outputs) == 1

@@ -19,17 +19,19 @@ from spec import (
     NgramDrafter,
     OracleDrafter,
     RandomStream,
+    Request,
     Round,
     SampleMatchVerifier,
     Sampling,
     collect,
 )
+from spec.measure.summary import acceptance
 from spec.prompts import encode, load_prompts
 from spec.protocols import Drafter
-from spec.summary import acceptance
 from tests.random_models import fill_randomly, random_tokens
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop, session
+from tests.spec.doubles import PlannedDrafter, context_at, make_loop, prefilled, scripted_target, session
 
+VOCABULARY = 10_000  # above every id
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
@@ -78,11 +80,11 @@ def test_every_block_is_the_drafter_s_own(target: Model, name: str, request: pyt
     found = draft_everywhere(network, batch.tokens, features, spans)
     for text, span, blocks in zip(texts, spans, found, strict=True):
         drafter, decoding = DSparkDrafter(network), session(target, DSparkDrafter(network))
-        seen = decoding.prefill(text)
+        seen = prefilled(decoding, text)
         for at in span:
             drafter.reset(0)
             drafter.observe(text[:at], None if seen is None else seen[:at])
-            proposal = drafter.propose(text[at], at, network.block_size, RandomStream())
+            proposal = drafter.propose(context_at(text[at], at, RandomStream()), network.block_size)
             assert blocks.first == span.start
             assert tuple(blocks.drafts[at - span.start].tolist()) == proposal.tokens
             sure = 1 / (1 + np.exp(-blocks.confidence_logits[at - span.start]))
@@ -141,7 +143,7 @@ def test_the_shipped_pair_s_walk_is_its_loop() -> None:
     for name in ("json_repetitive", "prose"):
         (prompt,) = load_prompts([f"prompts/{name}.jsonl"], name=name, limit=1)
         prompt = encode(prompt, tokenizer)[-24:]
-        done = collect(loop.rounds(prompt, max_tokens=16))
+        done = collect(loop.rounds(Request(prompt=prompt, max_tokens=16)))
         sequences.append(recorded([*prompt, *done.tokens], len(prompt)))
         looped.append(list(done.rounds))
     (batch,) = batches(sequences)
@@ -150,7 +152,8 @@ def test_the_shipped_pair_s_walk_is_its_loop() -> None:
     spans = [range(one.start, len(one.tokens) - 1) for one in sequences]
     found = draft_everywhere(network, batch.tokens, features, spans)
     walked = [
-        walk(one, BlocksDrafter(blocks), None, network.block_size) for one, blocks in zip(sequences, found, strict=True)
+        walk(one, BlocksDrafter(blocks), None, network.block_size, VOCABULARY)
+        for one, blocks in zip(sequences, found, strict=True)
     ]
     for ours, theirs, blocks, one in zip(walked, looped, found, sequences, strict=True):
         assert facts(ours) == facts(theirs)
@@ -169,28 +172,28 @@ def test_any_drafter_walks_as_it_loops(target: Model, temperature: float, make) 
     """At temperature 1 the loop's verifier draws the recorded tokens: sample matching under the recording's seed."""
     prompt = random_tokens(9, vocab_size=96, seed=4)[0].tolist()
     verifier = SampleMatchVerifier(sampling=Sampling(temperature=temperature))
-    plain = collect(make_loop(session(target), verifier=verifier).rounds(prompt, max_tokens=30)).tokens
+    plain = collect(make_loop(session(target), verifier=verifier).rounds(Request(prompt=prompt, max_tokens=30))).tokens
     drafter = make()
     loop = make_loop(session(target, drafter), drafter, 4, verifier=verifier)
-    done = collect(loop.rounds(prompt, max_tokens=30, reference=plain))
+    done = collect(loop.rounds(Request(prompt=prompt, max_tokens=30, reference=plain)))
     assert done.tokens == plain
-    walked = walk(recorded([*prompt, *plain], len(prompt), temperature), drafter, None, 4)
+    walked = walk(recorded([*prompt, *plain], len(prompt), temperature), drafter, None, 4, VOCABULARY)
     assert facts(walked) == facts(done.rounds)
 
 
 def test_a_drafter_sees_every_token_once_and_features_beside_it(target: Model, network: Network) -> None:
     script = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     drafter = PlannedDrafter(script, wrong=frozenset({6}))
-    rounds = walk(recorded(script, 2), drafter, None, 3)
+    rounds = walk(recorded(script, 2), drafter, None, 3, VOCABULARY)
     assert drafter.seen == script[:-1]  # the last token is a next token: no round follows it
-    looped = collect(make_loop(ScriptedTarget(script), drafter, 3).rounds(script[:2], max_tokens=9))
+    looped = collect(make_loop(scripted_target(script), drafter, 3).rounds(Request(prompt=script[:2], max_tokens=9)))
     assert facts(rounds) == facts(looped.rounds)
     assert [item.accepted for item in rounds] == [3, 3]
 
     text = random_tokens(30, vocab_size=96, seed=1)[0].tolist()
-    features = session(target, DSparkDrafter(network)).prefill(text)
+    features = prefilled(session(target, DSparkDrafter(network)), text)
     dspark: Drafter = DSparkDrafter(network)
-    rounds = walk(recorded(text, 20), dspark, features, 5)
+    rounds = walk(recorded(text, 20), dspark, features, 5, VOCABULARY)
     assert sum(len(item.tokens) for item in rounds) == 9
 
 

@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec import BlockPolicy, History, Round
+from spec import BlockPolicy, Round
+from tests.spec.doubles import PolicyTrial
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,6 @@ def full(gamma: int) -> Round:
     return judged(gamma, gamma)
 
 
-def history(tokens_left: int = 1000) -> History:
-    return History(position=1, num_rounds=0, tokens_left=tokens_left, last=None)
-
-
 UNJUDGED = (
     make_round("no_draft", gamma=5),
     make_round("no_draft", gamma=0, skip="scheduler"),
@@ -98,22 +95,22 @@ def simulate(
     """Runs the folded loop's arithmetic over a text whose position t is drafted right where ``right[t]``.
 
     Args:
-        policy: reset first.
+        policy: begins anew.
         right: whether a draft of that position would stand.
         table: of costs.
         confidence: what the drafter thinks of each position; None if it does not say.
     """
-    policy.reset()
+    trial = PolicyTrial(policy)
     run, at = Run(), 0
     while at < len(right):
         left = len(right) - at
-        plan = policy.plan(history(left))
+        plan = trial.plan(left)
         gamma = min(plan.gamma, left - 1)
         drafted, said = [], []
         if gamma:
             for position in range(at, at + gamma):
                 said += [confidence[position]] if confidence else []
-                if confidence and not policy.admits(tuple(said)):
+                if confidence and not trial.admits(tuple(said)):
                     break
                 drafted.append(right[position])
         accepted = drafted.index(False) if False in drafted else len(drafted)
@@ -125,7 +122,7 @@ def simulate(
         else:
             outcome = "tail_skip" if plan.skip == "tail" else "no_room" if plan.gamma and not gamma else "no_draft"
             item = make_round(outcome, gamma=gamma, confidence=tuple(said) or None, skip=plan.skip)
-        policy.observe(item)
+        trial.observe(item)
         run.rounds.append(item)
         run.virtual_ms += table.pass_ms(1 + len(drafted)) + (table.propose_ms(len(drafted)) if gamma else 0.0)
         run.plain_ms += table.pass_ms(1) * (accepted + 1)

@@ -13,18 +13,20 @@ from spec import (
     DSparkDrafter,
     Proposal,
     RandomStream,
+    Request,
     ThroughputPolicy,
     collect,
 )
+from spec.rounds import Admits
 from tests.random_models import random_tokens
-from tests.spec.blocks.simulation import M5_MAX, Table, calibrated, history, simulate
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop, session
+from tests.spec.blocks.simulation import M5_MAX, Table, calibrated, simulate
+from tests.spec.doubles import PlannedDrafter, PolicyTrial, context_at, make_loop, prefilled, scripted_target, session
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 PROMPT = random_tokens(21, vocab_size=96, seed=6)[0].tolist()
 
 
-def length_of(admits: Callable[[tuple[float, ...]], bool], confidences: tuple[float, ...]) -> int:
+def length_of(admits: Admits, confidences: tuple[float, ...]) -> int:
     """How far a drafter with these confidences gets."""
     for count in range(len(confidences)):
         if not admits(confidences[: count + 1]):
@@ -43,9 +45,9 @@ def length_of(admits: Callable[[tuple[float, ...]], bool], confidences: tuple[fl
     ],
 )
 def test_threshold(threshold: float, confidences: tuple[float, ...], length: int) -> None:
-    policy = ConfidencePolicy(threshold=threshold)
+    policy = PolicyTrial(ConfidencePolicy(threshold=threshold))
     assert length_of(policy.admits, confidences) == length
-    assert policy.plan(history()).gamma == 5
+    assert policy.gamma() == 5
 
 
 # SPS(1, 2, 3) = 1, .5, .45 of the paper's Appendix A, as milliseconds a step.
@@ -53,12 +55,12 @@ APPENDIX_A = Table((1.0, 1 / 0.5, 1 / 0.45), 0.0)
 
 
 def test_throughput_by_hand() -> None:
-    policy = ThroughputPolicy(gamma=2, costs=APPENDIX_A)
+    policy = PolicyTrial(ThroughputPolicy(gamma=2, costs=APPENDIX_A))
     # Theta(0) = 1, Theta(1) = (1 + c1) * .5: never above
     assert length_of(policy.admits, (0.8, 0.9)) == 0
     assert length_of(policy.admits, (1.0, 1.0)) == 0  # exactly 1 does not rise
     # M5 Max with 5 ms a proposal: (1 + c) / 48.6 > 1 / 33 from c = .473
-    policy = ThroughputPolicy(costs=M5_MAX)
+    policy = PolicyTrial(ThroughputPolicy(costs=M5_MAX))
     assert [length_of(policy.admits, (c,)) for c in (0.47, 0.48)] == [0, 1]
     # all certain: 1/33, 2/48.6, 3/64.7, 4/70.8, 5/79.5, 6/88.2 rise throughout
     assert length_of(policy.admits, (1.0,) * 5) == 5
@@ -70,7 +72,7 @@ def test_throughput_by_hand() -> None:
 
 def test_throughput_charges_the_call_to_an_empty_proposal() -> None:
     costs = CostTable(name="test", passes={1: 28.0, 2: 43.6}, propose={0: 4.0, 1: 6.0})
-    policy = ThroughputPolicy(gamma=1, costs=costs)
+    policy = PolicyTrial(ThroughputPolicy(gamma=1, costs=costs))
     # (1 + c) / 49.6 > 1 / 32 from c = .55
     assert [length_of(policy.admits, (c,)) for c in (0.54, 0.56)] == [0, 1]
 
@@ -96,7 +98,7 @@ def law_of_first_token(submits: Callable[[int], bool]) -> tuple[float, float]:
 
 
 def test_appendix_a_the_early_stop_keeps_the_law() -> None:
-    policy = ThroughputPolicy(gamma=2, costs=APPENDIX_A)
+    policy = PolicyTrial(ThroughputPolicy(gamma=2, costs=APPENDIX_A))
     assert law_of_first_token(lambda token: length_of(policy.admits, (FIRST, SECOND[token])) > 0) == pytest.approx(P)
     # and so does drafting always, which asks nothing
     assert law_of_first_token(lambda token: True) == pytest.approx(P)
@@ -117,6 +119,7 @@ def test_appendix_a_a_retrospective_search_breaks_it() -> None:
 @pytest.mark.parametrize("policy", [ConfidencePolicy(), ThroughputPolicy(costs=M5_MAX)])
 def test_a_token_is_decided_on_before_anything_later_is_known(policy) -> None:
     """Whatever later confidences are, the decision about token k is that of the prefix."""
+    policy = PolicyTrial(policy)
     for later in ((0.0,), (1.0,), (0.5, 1.0)):
         for prefix in ((0.9,), (0.9, 0.8), (0.3,)):
             got = length_of(policy.admits, (*prefix, *later))
@@ -135,23 +138,23 @@ def drafter() -> tuple[DSparkDrafter, DSparkDrafter, object]:
     """An argmax and a sampling drafter that have seen the prompt, and their target."""
     target = load_model(FIXTURES / "target" / "flashlike")
     network = load_dspark(FIXTURES / "dspark" / "flashlike", target=target)
-    made = DSparkDrafter(network), DSparkDrafter(network, proposal="sampled")
+    made = DSparkDrafter(network), DSparkDrafter(network, proposal="sampled", temperature=1.0)
     for one in made:
-        one.observe(PROMPT, session(target, one).prefill(PROMPT))
+        one.observe(PROMPT, prefilled(session(target, one), PROMPT))
     return (*made, target)
 
 
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("limit", range(6))
 def test_dspark_stops_at_the_first_refusal(drafter, kind: int, limit: int) -> None:
-    whole = drafter[kind].propose(7, len(PROMPT), 5, RandomStream())
+    whole = drafter[kind].propose(context_at(7, len(PROMPT), RandomStream()), 5)
     asked = []
 
     def admits(confidences: tuple[float, ...]) -> bool:
         asked.append(confidences)
         return len(confidences) <= limit
 
-    proposal = drafter[kind].propose(7, len(PROMPT), 5, RandomStream(), admits)
+    proposal = drafter[kind].propose(context_at(7, len(PROMPT), RandomStream()), 5, admits)
     assert asked == [whole.confidence[: count + 1] for count in range(min(limit + 1, 5))]
     assert proposal.tokens == whole.tokens[:limit]
     assert proposal.confidence == whole.confidence[: limit + 1]  # what was asked about, the refused one included
@@ -173,9 +176,9 @@ def test_a_proposal_has_at_most_one_refused_confidence() -> None:
 class SureDrafter(PlannedDrafter):
     """Right where it is sure: its confidence is .9 where the draft is right and .2 where it is wrong."""
 
-    def propose(self, anchor, position, gamma, draws, admits=None) -> Proposal:
-        known = super().propose(anchor, position, gamma, draws)
-        said = tuple(0.2 if position + 1 + at in self.wrong else 0.9 for at in range(len(known.tokens)))
+    def propose(self, context, gamma, admits=None) -> Proposal:
+        known = super().propose(context, gamma)
+        said = tuple(0.2 if context.position + 1 + at in self.wrong else 0.9 for at in range(len(known.tokens)))
         count = length_of(admits, said)
         if not count:
             return Proposal(reason=known.reason or "refused", confidence=said[:1])
@@ -185,8 +188,8 @@ class SureDrafter(PlannedDrafter):
 def test_through_the_loop() -> None:
     script = tuple(at % 29 for at in range(200))
     wrong = frozenset(range(9, 100, 7)) | frozenset(range(40, 60))
-    loop = make_loop(ScriptedTarget(script), SureDrafter(script, wrong), block=ConfidencePolicy())
-    done = collect(loop.rounds(script[:4], max_tokens=90))
+    loop = make_loop(scripted_target(script), SureDrafter(script, wrong), block=ConfidencePolicy())
+    done = collect(loop.rounds(Request(prompt=script[:4], max_tokens=90)))
     assert done.tokens == script[4:94]
     assert {item.outcome for item in done.rounds[:-1]} == {"full", "no_draft"}  # no wrong draft was ever proposed
     assert all(item.reason for item in done.rounds if not item.proposed)

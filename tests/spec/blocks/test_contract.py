@@ -23,7 +23,8 @@ from spec import (
     UserError,
     WindowPolicy,
 )
-from tests.spec.blocks.simulation import M5_MAX, UNJUDGED, Table, full, history, judged, make_round
+from tests.spec.blocks.simulation import M5_MAX, UNJUDGED, Table, full, judged, make_round
+from tests.spec.doubles import PolicyTrial
 
 MAKERS: dict[str, Callable[..., BlockPolicy]] = {
     "fixed": FixedPolicy,
@@ -55,10 +56,10 @@ def answers(draw: st.DrawFn) -> tuple[int, int, int, str, float, int]:
     )
 
 
-def step(policy: BlockPolicy, answer: tuple[int, int, int, str, float, int]) -> tuple[BlockPlan, Round]:
+def step(policy: PolicyTrial, answer: tuple[int, int, int, str, float, int]) -> tuple[BlockPlan, Round]:
     """One round of a loop that keeps the protocol."""
     left, proposed, accepted, what, confidence, replayed = answer
-    plan = policy.plan(history(left))
+    plan = policy.plan(left)
     if plan.gamma == 0:
         finished = make_round("tail_skip" if plan.skip == "tail" else "no_draft", gamma=0, skip=plan.skip)
     elif left == 1:
@@ -80,49 +81,50 @@ def step(policy: BlockPolicy, answer: tuple[int, int, int, str, float, int]) -> 
 @given(gamma=st.integers(1, 5), run=st.lists(answers(), max_size=40), cut=st.integers(0, 40))
 @settings(max_examples=40)
 def test_any_sequence_of_rounds(name: str, gamma: int, run: list, cut: int) -> None:
-    """Gamma keeps its range; a run repeats, goes on from a snapshot, and is forgotten at a reset."""
-    policy, again = MAKERS[name](gamma=gamma), MAKERS[name](gamma=gamma)
-    assert 1 <= policy.max_gamma <= gamma
-    fresh, saved, plans = policy.snapshot(), None, []
+    """Gamma keeps its range; a run repeats, goes on from any state of it, and is forgotten at a reset."""
+    policy, again = PolicyTrial(MAKERS[name](gamma=gamma)), PolicyTrial(MAKERS[name](gamma=gamma))
+    longest = policy.policy.max_gamma
+    assert 1 <= longest <= gamma
+    fresh, saved, plans = policy.state, None, []
     for index, answer in enumerate(run):
         if index == min(cut, len(run) - 1):
-            saved = policy.snapshot()
-        before = policy.snapshot()
-        assert policy.plan(history(answer[0])) == policy.plan(history(answer[0]))
+            saved = policy.state
+        before = policy.state
+        assert policy.plan(answer[0]) == policy.plan(answer[0])
         policy.admits((answer[4],))
-        assert policy.snapshot() == before  # deciding changes nothing
+        assert policy.state == before  # deciding changes nothing
         plan, _ = step(policy, answer)
         plans.append(plan)
-        assert 0 <= plan.gamma <= policy.max_gamma
+        assert 0 <= plan.gamma <= longest
         assert plan.gamma > 0 or plan.reason
     assert [step(again, answer)[0] for answer in run] == plans
-    assert again.snapshot() == policy.snapshot()
+    assert again.state == policy.state
     if run:
-        start, end = min(cut, len(run) - 1), policy.snapshot()
-        policy.restore(pickle.loads(pickle.dumps(saved)))  # a snapshot is a value
+        start, end = min(cut, len(run) - 1), policy.state
+        policy.state = pickle.loads(pickle.dumps(saved))  # a state is a value
         assert [step(policy, answer)[0] for answer in run[start:]] == plans[start:]
-        assert policy.snapshot() == end
+        assert policy.state == end
     policy.reset()
-    assert policy.snapshot() == fresh
+    assert policy.state == fresh
     assert [step(policy, answer)[0] for answer in run] == plans
 
 
 @pytest.mark.parametrize("name", ["single_jump", "staged", "capped", "window", "confidence", "throughput"])
 def test_rounds_without_a_verdict_teach_nothing(name: str) -> None:
-    policy = MAKERS[name](gamma=5)
+    policy = PolicyTrial(MAKERS[name](gamma=5))
     for item in (judged(2, 2), judged(3, 1)):
         policy.observe(item)
-        before = policy.snapshot()
+        before = policy.state
         for unjudged in UNJUDGED:
             policy.observe(unjudged)
-            assert policy.snapshot() == before
+            assert policy.state == before
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_is_a_value(name: str) -> None:
-    """It prints and compares by its hyperparameters, not by what it learnt."""
+    """It prints and compares by its hyperparameters; what it learns is kept elsewhere."""
     policy = MAKERS[name](gamma=4)
-    policy.observe(full(4))
+    PolicyTrial(policy).observe(full(4))
     assert policy == MAKERS[name](gamma=4)
     assert policy != MAKERS[name](gamma=3)
     assert repr(policy).startswith(type(policy).__name__ + "(gamma=4")

@@ -11,22 +11,23 @@ from spec import (
     ConfidencePolicy,
     Ds4SchedulerPolicy,
     FixedPolicy,
+    Request,
     Round,
     StagedPolicy,
     collect,
 )
 from spec.blocks.prices import Prices
-from tests.spec.blocks.simulation import M5_MAX, Table, full, history, judged, make_round, simulate, text
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
+from tests.spec.blocks.simulation import M5_MAX, Table, full, judged, make_round, simulate, text
+from tests.spec.doubles import PlannedDrafter, PolicyTrial, make_loop, scripted_target
 
 M3_ULTRA = Table((27.5, *[66.9] * 5), 8.2)  # the second report: a decode, a verify call, a proposal
 SKIPPED = make_round("no_draft", gamma=0, skip="scheduler")
 
 
-def pauses(policy: BlockPolicy, limit: int = 1000) -> int:
+def pauses(policy: PolicyTrial, limit: int = 1000) -> int:
     """Rounds until the policy drafts again, each told to it."""
     for count in range(limit):
-        plan = policy.plan(history())
+        plan = policy.plan()
         if plan.gamma:
             return count
         assert (plan.skip, bool(plan.reason)) == ("scheduler", True)
@@ -59,9 +60,9 @@ def test_what_a_round_costs(finished: Round, extra: float) -> None:
 
 
 def test_break_even_backs_off_exponentially_at_zero_acceptance() -> None:
-    policy = BreakEvenPolicy(costs=M5_MAX, max_loss=1.0)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX, max_loss=1.0))
     policy.observe(judged(5, 0))  # patience: one round is no verdict
-    assert policy.plan(history()).gamma == 5
+    assert policy.gamma() == 5
     policy.observe(judged(5, 0))
     waits = [pauses(policy)]
     for _ in range(7):
@@ -72,23 +73,23 @@ def test_break_even_backs_off_exponentially_at_zero_acceptance() -> None:
 
 def test_break_even_judges_the_rolling_sum() -> None:
     # A full 5 saves 140 - 60.2 = 79.8 ms, a miss loses 60.2.
-    policy = BreakEvenPolicy(costs=M5_MAX, window=3)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX, window=3))
     policy.observe(full(5))
     policy.observe(judged(5, 0))  # 19.6
-    assert policy.plan(history()).gamma == 5
-    assert policy.state.nets == pytest.approx((79.8, -60.2))
+    assert policy.gamma() == 5
+    assert policy.state.gate.nets == pytest.approx((79.8, -60.2))
     policy.observe(judged(5, 2))  # 56 - 60.2 = -4.2: 15.4
-    assert policy.plan(history()).gamma == 5
+    assert policy.gamma() == 5
     policy.observe(full(5))  # the first has left: 15.4
     policy.observe(judged(5, 1))  # -4.2 + 79.8 - 32.2: 43.4
-    assert policy.plan(history()).gamma == 5
+    assert policy.gamma() == 5
     policy.observe(judged(5, 0))  # -12.6
-    assert policy.plan(history()) == policy.plan(history())
+    assert policy.plan() == policy.plan()
     assert pauses(policy) == 4
 
 
 def test_break_even_takes_a_full_window_to_trust_again() -> None:
-    policy = BreakEvenPolicy(costs=M5_MAX, window=3, max_loss=1.0)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX, window=3, max_loss=1.0))
     for _ in range(2):
         policy.observe(judged(5, 0))
     assert pauses(policy) == 4
@@ -104,10 +105,10 @@ def test_break_even_takes_a_full_window_to_trust_again() -> None:
 
 
 def test_break_even_and_rounds_without_a_proposal() -> None:
-    policy = BreakEvenPolicy(costs=M5_MAX)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX))
     for item in (make_round("no_room", gamma=0), make_round("no_draft", gamma=0), make_round("tail_skip", gamma=0)):
         policy.observe(item)
-    assert policy.state.nets == ()
+    assert policy.state.gate.nets == ()
     policy.observe(make_round("no_draft", gamma=5))  # asked in vain
     policy.observe(make_round("invalid", gamma=5))
     assert pauses(policy) == 4
@@ -115,7 +116,7 @@ def test_break_even_and_rounds_without_a_proposal() -> None:
 
 def test_a_probe_waits_until_the_run_can_afford_it() -> None:
     """Two misses lose 120.4 of an allowance of 2 * 88.2 + 2 % of plain time, a third would be a fourth too many."""
-    policy = BreakEvenPolicy(costs=M5_MAX, max_loss=0.02)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX, max_loss=0.02))
     for _ in range(2):
         policy.observe(judged(5, 0))
     assert pauses(policy) == 4
@@ -146,15 +147,16 @@ def test_break_even_never_loses_more_than_its_bound(table, maker, right, repeats
 @settings(max_examples=60)
 def test_the_bound_holds_with_replay_and_in_either_loop(kept: list[tuple[int, int]], is_separate: bool) -> None:
     policy = BreakEvenPolicy(costs=M3_ULTRA)
+    trial = PolicyTrial(policy)
     prices = Prices.read(M3_ULTRA, 5, "test")
     lost = plain = 0.0
     for proposed, accepted in kept:
         accepted = min(accepted, proposed)
         item = SKIPPED
-        if policy.plan(history()).gamma:
+        if trial.gamma():
             replayed = accepted + (not is_separate)
             item = judged(proposed, accepted, replayed=replayed, is_separate=is_separate)
-        policy.observe(item)
+        trial.observe(item)
         lost += prices.extra(item) - prices.saved(item)
         plain += len(item.tokens) * prices.decode
         assert lost <= policy.max_loss * plain + (policy.patience + 1) * prices.worst + 1e-6
@@ -177,21 +179,22 @@ def test_break_even_disarms_and_arms_again(table: Table) -> None:
 
 def test_the_inner_policy_sees_only_rounds_it_had_part_in() -> None:
     inner = StagedPolicy()
-    policy = BreakEvenPolicy(costs=M5_MAX, inner=inner)
+    policy = PolicyTrial(BreakEvenPolicy(costs=M5_MAX, inner=inner))
     policy.observe(full(2))
-    assert policy.plan(history()).gamma == inner.plan(history()).gamma == 3
-    assert BreakEvenPolicy(costs=M5_MAX, gamma=2, inner=inner).plan(history()).gamma == 2
+    assert policy.gamma() == inner.plan(policy.state.inner, 1000).gamma == 3
+    cut = BreakEvenPolicy(costs=M5_MAX, gamma=2, inner=inner)
+    assert cut.plan(policy.state, 1000).gamma == 2
     policy.observe(judged(3, 0))  # 56 - 36.7 for the block of 2, -42.8 for that of 3
     assert pauses(policy) == 4
-    assert inner.plan(history()).gamma == 2
+    assert inner.plan(policy.state.inner, 1000).gamma == 2
     policy.observe(full(2))
-    assert inner.state == 1
+    assert policy.state.inner == 1
     policy.reset()
-    assert inner.state == 0
+    assert policy.state.inner == 0
 
 
-def ds4(**values) -> Ds4SchedulerPolicy:
-    return Ds4SchedulerPolicy(costs=M5_MAX, **values)
+def ds4(**values) -> PolicyTrial:
+    return PolicyTrial(Ds4SchedulerPolicy(costs=M5_MAX, **values))
 
 
 def empty(first: float | None = None) -> Round:
@@ -258,7 +261,7 @@ def test_ds4_by_hand(rounds: list[Round], skips: list[int]) -> None:
 def test_ds4_verdicts_one_by_one(values: dict, skip: int) -> None:
     policy = ds4(**values)
     for _ in range(4):
-        assert policy.plan(history()).gamma == 5
+        assert policy.gamma() == 5
         policy.observe(judged(5, 2))
     assert pauses(policy) == skip
 
@@ -268,20 +271,20 @@ def test_ds4_early_break_even() -> None:
     for _ in range(2):
         policy.observe(judged(5, 2))
     assert pauses(policy) == 4
-    assert policy.state.cycles == 0
+    assert policy.state.gate.cycles == 0
 
 
 def test_ds4_leaves_the_tail_alone() -> None:
     policy = ds4()
-    assert policy.plan(history(10)).gamma == 5
-    plan = policy.plan(history(9))
+    assert policy.gamma(10) == 5
+    plan = policy.plan(9)
     assert (plan.gamma, plan.skip, plan.reason) == (0, "tail", "9 tokens are left, drafting wants 10")
     policy.observe(empty())
-    assert policy.plan(history(9)).skip == "tail"  # asked first
-    before = policy.snapshot()
+    assert policy.plan(9).skip == "tail"  # asked first
+    before = policy.state
     policy.observe(make_round("tail_skip", gamma=0, skip="tail"))
-    assert policy.snapshot() == before
-    assert ds4(tail_min_tokens=0).plan(history(1)).gamma == 5
+    assert policy.state == before
+    assert ds4(tail_min_tokens=0).gamma(1) == 5
 
 
 def test_ds4_sees_the_cost_of_replay() -> None:
@@ -294,20 +297,24 @@ def test_ds4_sees_the_cost_of_replay() -> None:
 
 def test_auto_is_a_threshold_behind_the_gate() -> None:
     policy = AutoPolicy(costs=M5_MAX)
-    assert [policy.admits((c,)) for c in (0.69, 0.7)] == [False, True]
+    assert [PolicyTrial(policy).admits((c,)) for c in (0.69, 0.7)] == [False, True]
     by_hand = BreakEvenPolicy(costs=M5_MAX, inner=ConfidencePolicy())
     right = text(400, 0.6)
     confidence = [0.8 if flag else 0.6 for flag in right]
     assert simulate(policy, right, confidence=confidence) == simulate(by_hand, right, confidence=confidence)
     replaced = AutoPolicy(costs=M5_MAX, inner=StagedPolicy())
-    assert replaced.plan(history()).gamma == 2
+    assert PolicyTrial(replaced).gamma() == 2
 
 
-@pytest.mark.parametrize("policy", [BreakEvenPolicy(costs=M5_MAX), ds4(), AutoPolicy(costs=M5_MAX, gamma=3)])
+@pytest.mark.parametrize(
+    "policy", [BreakEvenPolicy(costs=M5_MAX), Ds4SchedulerPolicy(costs=M5_MAX), AutoPolicy(costs=M5_MAX, gamma=3)]
+)
 def test_through_the_loop_every_undrafted_round_has_a_reason(policy: BlockPolicy) -> None:
     script = tuple(at % 29 for at in range(200))
     drafter = PlannedDrafter(script, frozenset(range(30, 90)))
-    done = collect(make_loop(ScriptedTarget(script), drafter, block=policy).rounds(script[:4], max_tokens=150))
+    done = collect(
+        make_loop(scripted_target(script), drafter, block=policy).rounds(Request(prompt=script[:4], max_tokens=150))
+    )
     assert done.tokens == script[4:154]
     undrafted = [item for item in done.rounds if not item.proposed]
     assert all(item.reason for item in undrafted)

@@ -3,12 +3,14 @@
 import pytest
 
 from spec import BlockPolicy, CappedPolicy, SingleJumpPolicy, StagedPolicy, WindowPolicy
-from tests.spec.blocks.simulation import UNJUDGED, full, history, judged, make_round
+from tests.spec.blocks.simulation import UNJUDGED, full, judged, make_round
+from tests.spec.doubles import PolicyTrial
 
 
-def trace(policy: BlockPolicy, results: str) -> list[int]:
+def trace(chosen: BlockPolicy, results: str) -> list[int]:
     """Gamma before each round and after the last: F full, P partial, M early miss, U nothing judged."""
-    gammas = [policy.plan(history()).gamma]
+    policy = PolicyTrial(chosen)
+    gammas = [policy.gamma()]
     for result in results:
         gamma = gammas[-1]
         if result == "U":
@@ -16,7 +18,7 @@ def trace(policy: BlockPolicy, results: str) -> list[int]:
                 policy.observe(item)
         else:
             policy.observe(judged(gamma, {"F": gamma, "P": gamma - 1, "M": 0}[result]))
-        gammas.append(policy.plan(history()).gamma)
+        gammas.append(policy.gamma())
     return gammas
 
 
@@ -37,14 +39,13 @@ def trace(policy: BlockPolicy, results: str) -> list[int]:
     ],
 )
 def test_ladders(policy: BlockPolicy, results: str, gammas: list[int]) -> None:
-    policy.reset()
     assert trace(policy, results) == gammas
 
 
 def test_a_block_that_was_cut_short_counts_as_what_it_was() -> None:
-    policy = StagedPolicy()
+    policy = PolicyTrial(StagedPolicy())
     policy.observe(make_round("full", gamma=2, proposed=1, accepted=1))
-    assert policy.plan(history()).gamma == 3
+    assert policy.gamma() == 3
 
 
 @pytest.mark.parametrize(
@@ -71,30 +72,30 @@ def test_window_halves_a_wide_block() -> None:
 
 
 def test_window_shrinks_by_a_step_between_collapse_and_hold() -> None:
-    policy = WindowPolicy(gamma=9)
+    policy = PolicyTrial(WindowPolicy(gamma=9))
     policy.observe(judged(9, 4))  # .44, mean 4
-    assert policy.plan(history()).gamma == 7
+    assert policy.gamma() == 7
     policy.reset()
     policy.observe(judged(9, 5))  # .56: the dead band
-    assert policy.plan(history()).gamma == 9
+    assert policy.gamma() == 9
 
 
 def test_window_grows_only_with_enough_full_commits() -> None:
-    policy = WindowPolicy(gamma=15)
-    policy.restore(policy.initial()._replace(gamma=9))
+    policy = PolicyTrial(WindowPolicy(gamma=15))
+    policy.state = policy.state._replace(gamma=9)
     policy.observe(judged(9, 8))  # .89, but no full commit
-    assert policy.plan(history()).gamma == 9
+    assert policy.gamma() == 9
     for _ in range(3):
         policy.observe(full(9))  # 3 of 4 full: .75
-    assert policy.plan(history()).gamma == 11
+    assert policy.gamma() == 11
 
 
 def test_window_forgets_what_is_older() -> None:
-    policy = WindowPolicy(window=2, gamma=5)
+    policy = PolicyTrial(WindowPolicy(window=2, gamma=5))
     for item in (judged(5, 0), full(3), full(3)):
         policy.observe(item)
     assert policy.state.rounds == ((3, 3), (3, 3))
-    assert policy.plan(history()).gamma == 5
+    assert policy.gamma() == 5
 
 
 def test_a_floor_above_gamma_gives_way() -> None:

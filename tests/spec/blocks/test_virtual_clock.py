@@ -10,14 +10,14 @@ from spec import (
     FixedPolicy,
     FoldedLoop,
     PrefixCommit,
+    Request,
     RollbackCommit,
     SeparateLoop,
+    Stopwatch,
     collect,
 )
-from spec.clock import VirtualClock
-from spec.priced import priced
 from spec.protocols import BlockPolicy
-from tests.spec.doubles import PlannedDrafter, ScriptedTarget, make_loop
+from tests.spec.doubles import PlannedDrafter, make_loop, scripted_target
 
 SCRIPT = tuple(at % 29 for at in range(600))
 # The M3 Ultra of the second report, without what the policies have no price for.
@@ -26,18 +26,9 @@ M3_ULTRA = CostTable(name="M3 Ultra", passes={1: 27.5, 2: 66.9, 6: 66.9}, propos
 
 def virtual_ms(shape, commit, block: BlockPolicy, wrong: frozenset[int]) -> float:
     """Milliseconds of 500 tokens after the prefill."""
-    clock = VirtualClock()
-    parts = priced(
-        M3_ULTRA,
-        clock,
-        {
-            "target": ScriptedTarget(SCRIPT),
-            "drafter": PlannedDrafter(SCRIPT, wrong),
-            "commit": commit(),
-            "replay": make_loop(ScriptedTarget(SCRIPT)).replay,
-        },
-    )
-    done = collect(make_loop(shape=shape, block=block, **parts).rounds(SCRIPT[:4], max_tokens=500))
+    target, drafter, stopwatch = scripted_target(SCRIPT), PlannedDrafter(SCRIPT, wrong), Stopwatch(M3_ULTRA)
+    loop = make_loop(target, drafter, shape=shape, block=block, commit=commit(), stopwatch=stopwatch)
+    done = collect(loop.rounds(Request(prompt=SCRIPT[:4], max_tokens=500)))
     assert done.tokens == SCRIPT[4:504]
     return 1000 * sum(item.duration_s for item in done.rounds)
 

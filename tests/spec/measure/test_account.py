@@ -6,8 +6,8 @@ import re
 import pytest
 
 from spec import Round
-from spec.generation import Generation
 from spec.measure import Account, IdentityError, account_for, check_round
+from spec.measure.generation import Generation
 from spec.measure.records import round_record
 
 # From a public report on an M3 Ultra (antirez/ds4, issue 731): 255 tokens from 126 cycles and 8 tail decodes.
@@ -62,7 +62,7 @@ def test_ds4s_line_satisfies_every_identity() -> None:
         ({"verify_calls": 61, "replay_fallbacks": 61}, r"verify_calls <= full \+ partial \+ miss_first"),
         ({"direct_full_commits": 1}, "verify_calls = sum of commits"),
         ({"replayed_tokens": 48}, "replay_fallbacks <= replayed_tokens"),
-        ({"time_ms": {"spec_total": 6638.0}}, "spec_total >="),
+        ({"time_ms": {"spec_total": 6638.0}}, "replay <= spec_total"),
         ({"time_ms": {"other": 0.0, "wall": 10_941.0}}, "wall = propose"),
         ({"time_ms": {"baseline_wall": 7000.0, "wall_saved": 1.0}}, "wall_saved = baseline_wall"),
         ({"time_ms": {"net_saved": -3978.6}}, "net_saved = saved"),

@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 from models import Model
-from spec import OracleDrafter, collect
-from spec.generation import Generation
+from spec import OracleDrafter, Request, collect
 from spec.measure.exactness import Divergence, Exactness, check, merge, teacher_force
+from spec.measure.generation import Generation
 from tests.random_models import random_tokens
 from tests.spec.doubles import make_loop, session
 
@@ -22,10 +22,10 @@ def outputs() -> tuple[Model, Generation, Generation]:
     from tests.random_models import random_model
 
     model = random_model()
-    plain = collect(make_loop(session(model)).rounds(PROMPT, max_tokens=LENGTH))
+    plain = collect(make_loop(session(model)).rounds(Request(prompt=PROMPT, max_tokens=LENGTH)))
     drafter = OracleDrafter(accept_rate=0.7)
     loop = make_loop(session(model, drafter, 4), drafter, 4)
-    return model, plain, collect(loop.rounds(PROMPT, max_tokens=LENGTH, reference=plain.tokens))
+    return model, plain, collect(loop.rounds(Request(prompt=PROMPT, max_tokens=LENGTH, reference=plain.tokens)))
 
 
 def inspect(

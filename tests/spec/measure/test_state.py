@@ -1,12 +1,20 @@
 """The state check: silent where rounds leave plain decoding's rows, and not where they do not."""
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import pytest
 
 from models import Model
-from spec import FoldedLoop, FullOnlyCommit, OracleDrafter, PrefixCommit, RollbackCommit, SeparateLoop, collect
+from spec import (
+    FoldedLoop,
+    FullOnlyCommit,
+    OracleDrafter,
+    PrefixCommit,
+    Request,
+    RollbackCommit,
+    SeparateLoop,
+    TargetSession,
+    collect,
+)
 from spec.measure.state import StateCheck
 from spec.protocols import CommitPath
 from tests.models.cache_rows import reachable_rows
@@ -19,11 +27,11 @@ LENGTH = 24
 
 def checked(model: Model, shape: type, commit: CommitPath) -> StateCheck:
     """Runs a drafter that errs through a loop, with the check after every round."""
-    known = collect(make_loop(session(model)).rounds(PROMPT, max_tokens=LENGTH + 6)).tokens
+    known = collect(make_loop(session(model)).rounds(Request(prompt=PROMPT, max_tokens=LENGTH + 6))).tokens
     drafter = OracleDrafter(accept_rate=0.6)
     loop = make_loop(session(model, drafter, 4), drafter, 4, shape=shape, commit=commit)
     check = StateCheck(loop.target, session(model, gamma=4))
-    for item in loop.rounds(PROMPT, max_tokens=LENGTH, reference=known):
+    for item in loop.rounds(Request(prompt=PROMPT, max_tokens=LENGTH, reference=known)):
         if item.outcome == "prefill":
             check.begin("prompt", PROMPT)
         check.after(item)
@@ -38,21 +46,19 @@ def test_every_commit_path_leaves_plain_decoding_s_rows(tiny_model: Model, shape
     assert check.to_json() == {"rounds": check.rounds, "worst_gap": 0.0, "first_difference": None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForgetfulCommit(PrefixCommit):
-    """Keeps the prefix, and spoils one row that only a later window pools."""
+def test_a_spoilt_row_is_found_at_once(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trim spoils one row that only a later window pools."""
+    real = TargetSession.trim
 
-    def commit(self, target, passed, inputs, keep, replay, snapshot=None):
-        kept = super().commit(target, passed, inputs, keep, replay, snapshot)
-        layer = target.cache[-1]
+    def spoiling(self: TargetSession, count: int) -> None:
+        real(self, count)
+        layer = self.cache[-1]
         slot = (layer.offset - 1) % layer.compressor.frontier.capacity
         rows = layer.compressor.frontier.rows
         layer.compressor.frontier.rows = rows + (mx.arange(rows.shape[1]) == slot)[:, None] * 0.5
-        return kept
 
-
-def test_a_spoilt_row_is_found_at_once(tiny_model: Model) -> None:
-    check = checked(tiny_model, FoldedLoop, ForgetfulCommit())
+    monkeypatch.setattr(TargetSession, "trim", spoiling)
+    check = checked(tiny_model, FoldedLoop, PrefixCommit())
     assert check.worst_gap >= 0.5
     difference = check.first_difference
     assert difference is not None

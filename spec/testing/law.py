@@ -2,8 +2,8 @@
 
 The program is the real one, a verifier's ``accept`` or a whole loop; only the `RandomStream` is special: it answers
 each draw with an outcome of its choice and keeps the probability of the path. What is enumerated is thus not a second
-implementation. That every draw is independent of the others is what keys are for, so a key met twice on one path
-is an error: `RandomStream` would give both the same number.
+implementation. That every draw is independent of the others is what keys are for, so a key met twice on one path is an
+error: `RandomStream` would give both the same number.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -12,11 +12,20 @@ from functools import cache
 
 import mlx.core as mx
 import numpy as np
+from typing_extensions import override
 
-from spec import BlockPlan, NoneDrafter, Proposal, RandomStream, Sampling, TargetPass
-from spec.sampling import DraftSampler
+from spec.drafters.none import NoneDrafter
+from spec.protocols import Verifier
+from spec.randomness import Purpose, RandomStream
+from spec.rounds import Admits, Context, Proposal
+from spec.sampling import DraftSampler, Sampling
+from spec.targets.recorded import RecordedTarget
 
 Law = dict[Hashable, float]
+"""Probability by result."""
+
+Sampler = Callable[[RandomStream, int], DraftSampler | None]
+"""Makes what draws a proposal, from a stream and the anchor's position; None takes argmaxes."""
 
 
 class KeyUsedTwiceError(Exception):
@@ -25,16 +34,27 @@ class KeyUsedTwiceError(Exception):
 
 @dataclass
 class Path:
-    """The draws of one run: which outcome each had, and the product of their probabilities."""
+    """The draws of one run: which outcome each had, and the product of their probabilities.
+
+    Attributes:
+        script: outcomes to take; grows as draws are made.
+        probability: of the path so far.
+        branches: outcomes that each draw could have had.
+        keys: of the draws that were made.
+    """
 
     script: list[int]
     probability: float = 1.0
-    dropped: frozenset[str] = frozenset()  # purposes whose draws may be dropped and made again
-    branches: list[list[int]] = field(default_factory=list)  # outcomes that each draw could have had
+    branches: list[list[int]] = field(default_factory=list)
     keys: set[tuple] = field(default_factory=set)
 
     def choose(self, probs: Sequence[float], key: tuple) -> int:
-        if key in self.keys and key[1] not in self.dropped:
+        """The outcome of one draw.
+
+        Raises:
+            KeyUsedTwiceError: a draw with this key was made before.
+        """
+        if key in self.keys:
             raise KeyUsedTwiceError(f"position, purpose and round {key}")
         self.keys.add(key)
         outcomes = [outcome for outcome, prob in enumerate(probs) if prob > 0]
@@ -45,48 +65,51 @@ class Path:
         self.probability *= probs[chosen]
         return chosen
 
+    def next_script(self) -> list[int] | None:
+        """The script of the path after this one, depth first; None after the last."""
+        for depth in range(len(self.script) - 1, -1, -1):
+            later = [outcome for outcome in self.branches[depth] if outcome > self.script[depth]]
+            if later:
+                return [*self.script[:depth], later[0]]
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class BranchingStream(RandomStream):
-    """A stream that follow a path; `RandomStream.in_round` keeps it."""
+    """A stream that follows a path; `RandomStream.in_round` keeps it."""
 
     path: Path = field(default_factory=lambda: Path([]), compare=False)
 
+    @override
     def accepts(self, probability: float, position: int) -> bool:
         super().accepts(probability, position)  # its own refusals hold here too
         return bool(self.path.choose([1 - probability, probability], (position, "accept", self.round_start)))
 
-    def categorical(self, logprobs: mx.array, position: int, purpose) -> mx.array:
+    @override
+    def categorical(self, logprobs: mx.array, position: int, purpose: Purpose) -> mx.array:
         probs = np.exp(np.array(logprobs, dtype=np.float64))
         probs /= probs.sum()
         return mx.array(self.path.choose(probs.tolist(), (position, purpose, self.round_start)), dtype=mx.uint32)
 
-    def uniform(self, position: int, purpose) -> float:
+    @override
+    def uniform(self, position: int, purpose: Purpose) -> float:
         return 0.5  # only `RandomStream.accepts` asks, whose answer is not used
 
-    def key(self, position: int, purpose) -> mx.array:
-        raise AssertionError("a draw that cannot be enumerated")
+    @override
+    def key(self, position: int, purpose: Purpose) -> mx.array:
+        raise AssertionError("a draw that cannot be enumerated: use accepts or categorical")
 
 
-def law_of(program: Callable[[RandomStream], Hashable], dropped: frozenset[str] = frozenset()) -> Law:
-    """The probability of every result."""
+def law_of(program: Callable[[RandomStream], Hashable]) -> Law:
+    """The probability of every result of a program that draws from the stream it is given."""
     law: Law = {}
     script: list[int] | None = []
     while script is not None:
-        path = Path(script, dropped=dropped)
+        path = Path(script)
         result = program(BranchingStream(path=path))
         law[result] = law.get(result, 0.0) + path.probability
-        script = _next(path)
+        script = path.next_script()
     return law
-
-
-def _next(path: Path) -> list[int] | None:
-    """The script of the path after this one, depth first."""
-    for depth in range(len(path.script) - 1, -1, -1):
-        later = [outcome for outcome in path.branches[depth] if outcome > path.script[depth]]
-        if later:
-            return [*path.script[:depth], later[0]]
-    return None
 
 
 def distance(one: Law, other: Law) -> float:
@@ -96,18 +119,24 @@ def distance(one: Law, other: Law) -> float:
 
 @dataclass(frozen=True)
 class Tree:
-    """Logits that depend on the whole text before them: a number from every prefix."""
+    """A language model on a small vocabulary: logits that depend on the whole text before them.
+
+    Attributes:
+        vocab_size: V.
+        name: another one is another model.
+        scale: of the logits.
+    """
 
     vocab_size: int
     name: int
     scale: float = 1.5
 
     def logits(self, prefix: Sequence[int]) -> mx.array:
-        """(V,) float32."""
+        """(V,) float32 after one text."""
         return self.rows([prefix])[0]
 
     def rows(self, prefixes: Sequence[Sequence[int]]) -> mx.array:
-        """(T, V) float32."""
+        """(T, V) float32 after several."""
         rows = [
             np.random.default_rng([self.name, self.vocab_size, *prefix]).normal(size=self.vocab_size)
             for prefix in prefixes
@@ -117,6 +146,14 @@ class Tree:
     def judging(self, committed: Sequence[int], tokens: Sequence[int]) -> mx.array:
         """(G + 1, V): the rows of a verify pass."""
         return self.rows([(*committed, *tokens[:count]) for count in range(len(tokens) + 1)])
+
+    def target(self) -> RecordedTarget:
+        """The model as a target."""
+
+        def predict(text: Sequence[int], count: int) -> mx.array:
+            return self.rows([text[: at + 1] for at in range(len(text) - count, len(text))])
+
+        return RecordedTarget(predict, self.vocab_size)
 
 
 def target_law(tree: Tree, sampling: Sampling, committed: tuple[int, ...], length: int) -> Law:
@@ -148,14 +185,12 @@ def completed(law: Law, tree: Tree, sampling: Sampling, committed: tuple[int, ..
     return whole
 
 
-def proposals(
-    tree: Tree, sampler: Callable[[RandomStream, int], DraftSampler | None], committed: tuple[int, ...], gamma: int
-) -> list[tuple[Proposal, float]]:
+def proposals(tree: Tree, sampler: Sampler, committed: tuple[int, ...], gamma: int) -> list[tuple[Proposal, float]]:
     """Every proposal of a drafter with its probability; without a sampler the one argmax proposal."""
     found: dict[tuple, tuple[Proposal, float]] = {}
 
-    def program(draws: RandomStream) -> tuple[int, ...]:
-        proposal = propose(tree, sampler(draws, len(committed) - 1), committed, gamma)
+    def program(random: RandomStream) -> tuple[int, ...]:
+        proposal = propose(tree, sampler(random, len(committed) - 1), committed, gamma)
         found[proposal.tokens] = (proposal, 0.0)
         return proposal.tokens
 
@@ -174,18 +209,22 @@ def propose(tree: Tree, sampler: DraftSampler | None, committed: Sequence[int], 
 
 
 def round_law(
-    verifier,
-    target: Tree,
-    drafted: list[tuple[Proposal, float]],
-    committed: tuple[int, ...],
+    verifier: Verifier, target: Tree, drafted: Sequence[tuple[Proposal, float]], committed: tuple[int, ...]
 ) -> Law:
-    """What one round emits: the prefix that stands and the next token."""
+    """What one round emits: the accepted prefix and the next token.
+
+    Args:
+        verifier: the real one.
+        target: gives the rows.
+        drafted: every proposal with its probability, see `proposals`.
+        committed: the text before, the anchor included.
+    """
     law: Law = {}
     for proposal, mass in drafted:
         logits = target.judging(committed, proposal.tokens)
 
-        def program(draws: RandomStream, proposal=proposal, logits=logits) -> tuple[int, ...]:
-            verdict = verifier.accept(proposal, logits, len(committed), draws, committed)
+        def program(random: RandomStream, proposal: Proposal = proposal, logits: mx.array = logits) -> tuple[int, ...]:
+            verdict = verifier.accept(proposal, logits, Context(committed, random))
             return (*proposal.tokens[: verdict.accepted], verdict.next_token)
 
         for text, share in law_of(program).items():
@@ -193,87 +232,15 @@ def round_law(
     return law
 
 
-class TreeTarget:
-    """A `Target` whose logits are a tree's; its cache is the text it was fed."""
-
-    context, max_rollback = 10_000, 16
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree, self.vocab_size = tree, tree.vocab_size
-        self.text: list[int] = []
-
-    @property
-    def offset(self) -> int:
-        return len(self.text)
-
-    def reset(self) -> None:
-        self.text = []
-
-    def prefill(self, tokens: Sequence[int]) -> None:
-        self.text += tokens
-
-    def forward(self, tokens: Sequence[int]) -> TargetPass:
-        first = len(self.text)
-        self.text += tokens
-        rows = self.tree.rows([self.text[: at + 1] for at in range(first, len(self.text))])
-        return TargetPass(logits=rows, features=None)
-
-    def verify(self, tokens: Sequence[int]) -> TargetPass:
-        return self.forward(tokens)
-
-    def trim(self, count: int) -> None:
-        del self.text[len(self.text) - count :]
-
-    def rewind(self, offset: int) -> None:
-        del self.text[offset:]
-
-
 class TreeDrafter(NoneDrafter):
     """Drafts from a tree: sampled with a temperature, argmax without."""
 
     def __init__(self, tree: Tree, sampling: Sampling | None) -> None:
         self.tree, self.sampling = tree, sampling
-        self.text: list[int] = []
 
-    def reset(self, prompt_length: int, reference: Sequence[int] | None = None) -> None:
-        self.text = []
-
-    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        self.text += tokens
-
-    def propose(self, anchor: int, position: int, gamma: int, draws: RandomStream, admits=None) -> Proposal:
-        sampler = None if self.sampling is None else DraftSampler(draws, position, self.sampling)
-        return propose(self.tree, sampler, (*self.text, anchor), gamma)
-
-    def snapshot(self) -> int:
-        return len(self.text)
-
-    def restore(self, snapshot: int) -> None:
-        del self.text[snapshot:]
-
-
-class NosyPolicy:
-    """A block policy that looks at all it may: the next gamma depends on what was proposed and accepted before."""
-
-    max_gamma = 2
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def reset(self) -> None:
-        self.last = 0
-
-    def plan(self, history) -> BlockPlan:
-        return BlockPlan(gamma=1 + self.last % 2)
-
-    def admits(self, confidences: tuple[float, ...]) -> bool:
-        return True
-
-    def observe(self, finished) -> None:
-        self.last = sum(finished.proposed) + finished.accepted
-
-    def snapshot(self) -> int:
-        return self.last
-
-    def restore(self, snapshot: int) -> None:
-        self.last = snapshot
+    @override
+    def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
+        sampler = None
+        if self.sampling is not None:
+            sampler = DraftSampler(context.random, context.position, self.sampling)
+        return propose(self.tree, sampler, context.tokens, gamma)

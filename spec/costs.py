@@ -1,29 +1,33 @@
-"""What the steps of a round cost, as a table: the only thing that a decision or a virtual clock may know of time.
+"""What the steps of a round cost, as a table: the only thing that a policy or virtual time may know of time.
 
-A table is measured once (on the machine named in its file, or on this one by ``python -m experiments.measure_costs``)
-and supplied, so that a block policy stays a pure function and a reported saving can be computed again anywhere.
+A table is measured once (on the machine named in its file, or on this one by ``python -m spec.measure_costs``) and
+supplied, so that a block policy stays a pure function and a reported saving can be computed again anywhere.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field
 
 from spec.errors import UserError
-from spec.protocols import ReplayKind
+from spec.values import checked
+
+Step = Literal["decode", "verify", "propose", "snapshot", "commit", "replay_token", "replay_batch"]
+"""What a round is made of, as it is paid for; prompts are not."""
 
 
 def on_curve(points: Mapping[int, float], at: int) -> float:
     """A measured curve at any point: straight between neighbors, along the last stretch (if it rises) beyond it.
 
     Args:
-        points: value by abscissa, in rising order, at least one.
+        points: value by abscissa, at least one.
         at: where; before the first point its value holds.
     """
-    known = list(points.items())
+    known = sorted(points.items())
     if at <= known[0][0] or len(known) == 1:
         return known[0][1]
     for (left, low), (right, high) in pairwise(known):
@@ -33,7 +37,7 @@ def on_curve(points: Mapping[int, float], at: int) -> float:
     return high + max(0.0, high - low) * (at - right) / (right - left)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked("costs")
 class CostTable:
     """Milliseconds of every step, for one machine, target and drafter.
 
@@ -53,26 +57,24 @@ class CostTable:
     """
 
     name: str
-    passes: Mapping[int, float]
-    propose: Mapping[int, float]
-    snapshot: float = 0.0
-    commit: float = 0.0
-    replay_token: float | None = None
-    one_row_verify: float | None = None
+    passes: Annotated[dict[int, float], Field(description="give milliseconds by a whole number of rows")]
+    propose: Annotated[dict[int, float], Field(description="give milliseconds by a whole number of tokens")]
+    snapshot: Annotated[float, Field(ge=0)] = 0.0
+    commit: Annotated[float, Field(ge=0)] = 0.0
+    replay_token: Annotated[float | None, Field(ge=0)] = None
+    one_row_verify: Annotated[float | None, Field(ge=0)] = None
 
     def __post_init__(self) -> None:
-        for curve, least in (("passes", 1), ("propose", 0)):
-            object.__setattr__(self, curve, _checked(f"costs.{curve}", getattr(self, curve), least))
+        for name, least in (("passes", 1), ("propose", 0)):
+            curve = getattr(self, name)
+            if not curve or min(curve) < least or not all(value >= 0 for value in curve.values()):
+                raise UserError(f"costs.{name} must hold costs of 0 ms or more, for {least} or more, got {curve}")
         if 1 not in self.passes:
             raise UserError(f"costs.passes needs the cost of 1 row, a plain decode, got rows {list(self.passes)}")
-        for name in ("snapshot", "commit", "replay_token", "one_row_verify"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise UserError(f"costs.{name} must be 0 ms or more, got {value}")
 
     @classmethod
     def load(cls, path: str) -> "CostTable":
-        """Reads the table that ``python -m experiments.measure_costs`` wrote.
+        """Reads the table that ``python -m spec.measure_costs`` wrote.
 
         Args:
             path: YAML file; relative to the working folder.
@@ -86,7 +88,7 @@ class CostTable:
         except OSError as error:
             raise UserError(
                 f"costs: {path} cannot be read ({error.strerror}): measure this machine first, with "
-                "python -m experiments.measure_costs"
+                "python -m spec.measure_costs"
             ) from error
         except (yaml.YAMLError, TypeError) as error:
             raise UserError(f"costs: {path} holds no cost table: {error}") from error
@@ -112,30 +114,24 @@ class CostTable:
         """One call of the drafter that proposes ``gamma`` tokens, 0 or more."""
         return on_curve(self.propose, gamma)
 
-    @property
-    def snapshot_ms(self) -> float:
-        """Saving the target's state once."""
-        return self.snapshot
+    def step_ms(self, step: Step, units: int = 1) -> float:
+        """One step of a round.
 
-    @property
-    def commit_ms(self) -> float:
-        """Committing once."""
-        return self.commit
-
-    def replay_ms(self, tokens: int, kind: ReplayKind) -> float:
-        """Running ``tokens`` accepted tokens again, one decode each or all in one pass; 0 tokens cost nothing."""
-        if tokens == 0:
-            return 0.0
-        if kind == "batch":
-            return self.pass_ms(tokens)
-        return tokens * (self.pass_ms(1) if self.replay_token is None else self.replay_token)
-
-
-def _checked(name: str, curve: Mapping[int, float], least: int) -> dict[int, float]:
-    try:
-        points = sorted((int(at), float(value)) for at, value in curve.items())
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{name} must give milliseconds by a whole number, got {curve!r}") from error
-    if not points or points[0][0] < least or not all(value >= 0 for _, value in points):
-        raise UserError(f"{name} must hold costs of 0 ms or more, for {least} or more, got {dict(points)}")
-    return dict(points)
+        Args:
+            step: ``decode`` and ``replay_batch`` are passes over ``units`` tokens, ``verify`` one over as many rows,
+                ``propose`` a call of the drafter that proposes as many, ``replay_token`` a decode of each of them.
+            units: tokens or rows; not looked at for a snapshot or a commit.
+        """
+        match step:
+            case "verify":
+                return self.verify_ms(units)
+            case "propose":
+                return self.propose_ms(units)
+            case "snapshot":
+                return self.snapshot
+            case "commit":
+                return self.commit
+            case "replay_token":
+                return units * (self.pass_ms(1) if self.replay_token is None else self.replay_token)
+            case _:
+                return self.pass_ms(units) if units else 0.0

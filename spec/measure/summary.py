@@ -1,15 +1,16 @@
-"""From measured runs to ``summary.json``: every ratio is derived here, from counts."""
+"""From runs to ``summary.json``: every ratio is derived here, from counts."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from spec.benchmark import Measured
-from spec.generation import Generation
 from spec.measure.account import account_for
+from spec.measure.benchmark import PairedRun
 from spec.measure.exactness import Exactness, merge
+from spec.measure.generation import Generation
 from spec.measure.repetition import repeated_ngram_share
-from spec.protocols import Round
+from spec.measure.state import StateCheck
+from spec.rounds import Round
 
 
 def acceptance(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -32,12 +33,12 @@ def acceptance(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def speeds(measured: Sequence[Measured]) -> dict[str, float | None]:
+def speeds(runs: Sequence[PairedRun]) -> dict[str, float | None]:
     """Tokens a second and speed-up, medians over the repeats; each repeat's speed is over all its prompts."""
-    repeats = sorted({item.repeat for item in measured})
+    repeats = sorted({item.repeat for item in runs})
     fast, plain, ratios = [], [], []
     for repeat in repeats:
-        ours = [item for item in measured if item.repeat == repeat]
+        ours = [item for item in runs if item.repeat == repeat]
         speculative = _speed([item.speculative for item in ours])
         baseline = _speed([item.baseline for item in ours if item.baseline is not None])
         fast += [speculative] if speculative else []
@@ -53,28 +54,28 @@ def speeds(measured: Sequence[Measured]) -> dict[str, float | None]:
 
 
 def _speed(generations: Sequence[Generation]) -> float | None:
-    count = sum(len(generation.tokens) - len(generation.prefill.tokens) for generation in generations)
+    count = sum(generation.num_decoded for generation in generations)
     seconds = sum(generation.decode_s for generation in generations)
     return count / seconds if count and seconds > 0 else None
 
 
-def describe_group(measured: Sequence[Measured], exactness: Mapping[str, Exactness]) -> dict[str, Any]:
+def describe_group(runs: Sequence[PairedRun], exactness: Mapping[str, Exactness]) -> dict[str, Any]:
     """The figures of some runs: a prompt's, a class's, or all.
 
     Args:
-        measured: at least one.
+        runs: at least one.
         exactness: by prompt_id.
     """
-    ids = {item.job.prompt_id for item in measured}
-    first = [item.speculative for item in measured if item.repeat == measured[0].repeat]
+    ids = {item.prompt.prompt_id for item in runs}
+    first = [item.speculative for item in runs if item.repeat == runs[0].repeat]
     return {
         "num_prompts": len(ids),
-        "num_tokens": sum(len(item.speculative.tokens) for item in measured),
-        **speeds(measured),
-        **acceptance([item for one in measured for item in one.speculative.rounds]),
+        "num_tokens": sum(len(item.speculative.tokens) for item in runs),
+        **speeds(runs),
+        **acceptance([item for one in runs for item in one.speculative.rounds]),
         "repeated_4gram_share": sum(repeated_ngram_share(one.tokens) for one in first) / len(first),
         "exactness": merge([value for prompt_id, value in exactness.items() if prompt_id in ids]).to_json(),
-        "account": account_for([one.speculative for one in measured], [one.baseline_ms for one in measured]).to_json(),
+        "account": account_for([one.speculative for one in runs], [one.baseline_ms for one in runs]).to_json(),
     }
 
 
@@ -82,8 +83,12 @@ def summarize(
     *,
     experiment: str,
     prompt_class: str,
-    measured: Sequence[Measured],
+    runs: Sequence[PairedRun],
     exactness: Mapping[str, Exactness],
+    state: StateCheck | None,
+    overrides: Sequence[str],
+    choices: Mapping[str, str],
+    config_hash: str,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole ``summary.json``. Counts are over all repeats.
@@ -91,30 +96,35 @@ def summarize(
     Args:
         experiment: its name.
         prompt_class: the prompt set's name.
-        measured: at least one run.
+        runs: at least one.
         exactness: by prompt_id.
-        environment: from `spec.measure.environment.describe`.
+        state: the comparison of cache rows, if there was one.
+        overrides: of the command line.
+        choices: of the configuration groups.
+        config_hash: of the resolved configuration.
+        environment: from `spec.measure.environment.describe`, clock and costs added.
     """
-    classes = list(dict.fromkeys(item.job.prompt_class for item in measured))
-    prompts = list(dict.fromkeys(item.job.prompt_id for item in measured))
-    by_class = [
-        {"class": name, **describe_group([item for item in measured if item.job.prompt_class == name], exactness)}
-        for name in classes
-    ]
     by_prompt = []
-    for prompt_id in prompts:
-        ours = [item for item in measured if item.job.prompt_id == prompt_id]
+    for prompt_id in dict.fromkeys(item.prompt.prompt_id for item in runs):
+        ours = [item for item in runs if item.prompt.prompt_id == prompt_id]
         head = {
             "prompt_id": prompt_id,
-            "class": ours[0].job.prompt_class,
+            "class": ours[0].prompt.prompt_class,
             "finish_reason": ours[0].speculative.finish_reason,
         }
         by_prompt.append(head | describe_group(ours, exactness))
     return {
         "experiment": experiment,
         "prompt_class": prompt_class,
-        **describe_group(measured, exactness),
+        "overrides": list(overrides),
+        "choices": dict(choices),
+        **describe_group(runs, exactness),
+        "state": None if state is None else state.to_json(),
         "environment": dict(environment),
-        "by_class": by_class,
+        "by_class": [
+            {"class": name, **describe_group([one for one in runs if one.prompt.prompt_class == name], exactness)}
+            for name in dict.fromkeys(item.prompt.prompt_class for item in runs)
+        ],
         "by_prompt": by_prompt,
+        "config_hash": config_hash,
     }

@@ -143,8 +143,8 @@ def pair_lengths(
     Args:
         draft_len_hist: blocks by length, 1 and more.
         accepted_len_hist: blocks by accepted tokens; those of 0 are not read.
-        full: blocks that stand as a whole.
-        miss_first: blocks of which nothing stands.
+        full: blocks that were accepted whole.
+        miss_first: blocks of which nothing was accepted.
 
     Raises:
         UserError: there is no solution.

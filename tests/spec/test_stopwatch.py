@@ -1,4 +1,4 @@
-"""Time by part, and the clock that a cost table pays."""
+"""Time by part, measured or paid by a cost table."""
 
 import mlx.core as mx
 import pytest
@@ -9,20 +9,18 @@ from spec import (
     CostTable,
     FoldedLoop,
     FullOnlyCommit,
-    GreedyVerifier,
     NoneDrafter,
     OracleDrafter,
     PrefixCommit,
+    Request,
     RollbackCommit,
     SeparateLoop,
     TokenReplay,
-    VirtualClock,
     collect,
 )
-from spec.clock import Stopwatch
-from spec.priced import priced
+from spec.loop.stopwatch import Stopwatch
 from tests.random_models import random_tokens
-from tests.spec.doubles import FixedPolicy, PlannedDrafter, ScriptedTarget, Ticking, session
+from tests.spec.doubles import FixedPolicy, PlannedDrafter, Ticking, scripted_target, session
 
 COSTS = CostTable(
     name="x",
@@ -37,7 +35,7 @@ SCRIPT = tuple(random_tokens(120, vocab_size=32, seed=4)[0].tolist())
 
 
 def test_parts_nest_and_every_moment_is_booked_once() -> None:
-    watch = Stopwatch(Ticking())
+    watch = Stopwatch(clock=Ticking())
     with watch.time("commit"):
         with watch.time("replay"):
             pass
@@ -50,28 +48,30 @@ def test_parts_nest_and_every_moment_is_booked_once() -> None:
     assert times["duration_s"] == 9  # nine readings after the first
 
 
-def test_a_virtual_clock_is_exact_whatever_came_before() -> None:
-    clock = VirtualClock()
-    assert clock() == 0
+def test_virtual_time_is_exact_whatever_came_before() -> None:
+    watch = Stopwatch(CostTable(name="x", passes={1: 27.492}, propose={0: 0.000001}))
+    durations = []
     for _ in range(1000):
-        clock.advance(27.492)
-    assert clock() == 27.492
-    clock.advance(0.000001)
-    assert clock() == 27.492000001
+        watch.start()
+        with watch.time("target"):
+            watch.pay("decode")
+        times = watch.stop()
+        durations.append((times["target_s"], times["duration_s"]))
+    assert set(durations) == {(0.027492, 0.027492)}
+    watch.pay("propose", 0)
+    assert watch.stop()["duration_s"] == 0.027492001  # to the nanosecond
 
 
 def rounds(shape, commit, replay, drafter=None, target=None, reference=None, count: int = 14):
-    clock = VirtualClock()
-    parts = {
-        "target": target or ScriptedTarget(SCRIPT),
-        "drafter": drafter or PlannedDrafter(SCRIPT, frozenset({9})),
-        "commit": commit,
-        "replay": replay,
-        "verifier": GreedyVerifier(),
-        "block": FixedPolicy(gamma=3),
-    }
-    loop = shape(**priced(COSTS, clock, parts))
-    return collect(loop.rounds(SCRIPT[:5], max_tokens=count, reference=reference))
+    loop = shape(
+        target or scripted_target(SCRIPT),
+        drafter or PlannedDrafter(SCRIPT, frozenset({9})),
+        commit=commit,
+        replay=replay,
+        block=FixedPolicy(gamma=3),
+        stopwatch=Stopwatch(COSTS),
+    )
+    return collect(loop.rounds(Request(prompt=SCRIPT[:5], max_tokens=count, reference=reference)))
 
 
 @pytest.mark.parametrize("replay", [TokenReplay(), BatchReplay()])
@@ -84,9 +84,9 @@ def test_every_step_has_its_price(shape, commit, replay) -> None:
             "propose_s": COSTS.propose_ms(count) if item.gamma else 0.0,
             "target_s": COSTS.pass_ms(1) if item.decoded else 0.0,
             "verify_s": COSTS.verify_ms(item.verify_rows) if is_verified else 0.0,
-            "snapshot_s": COSTS.snapshot_ms if is_verified and commit.needs_snapshot else 0.0,
-            "commit_s": COSTS.commit_ms if is_verified else 0.0,
-            "replay_s": COSTS.replay_ms(item.replayed_tokens, replay.kind),
+            "snapshot_s": COSTS.snapshot if is_verified and commit != PrefixCommit() else 0.0,
+            "commit_s": COSTS.commit if is_verified else 0.0,
+            "replay_s": COSTS.step_ms(f"replay_{replay.kind}", item.replayed_tokens),
         }
         if item.outcome == "no_room" and shape is SeparateLoop:
             wanted["propose_s"] = COSTS.propose_ms(1)  # asked before the room was looked at

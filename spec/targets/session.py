@@ -1,13 +1,13 @@
 """A target model together with the state of the one sequence that it is generating."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from spec.errors import UserError
-from spec.protocols import TargetPass
+from spec.rounds import TargetPass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +25,34 @@ class TargetSession:
             ``make_cache(max_rollback=...)`` and ``args``.
         tapped_layers: layers whose output every pass returns.
         max_rollback: tokens that `trim` must be able to take back after any pass; gamma + 1 for a block of gamma.
-        context: most tokens of a sequence, prompt included; None takes the model's ``max_position_embeddings``.
+        context_length: most tokens of a sequence, prompt included; None takes the model's ``max_position_embeddings``.
+        prefill_chunk: prompt tokens a pass.
 
     Raises:
-        UserError: the context asked for is longer than the model's, or not positive.
+        UserError: the context asked for is longer than the model's, or a number is not positive.
     """
 
+    can_trim = True
+
     def __init__(
-        self, model: Any, *, tapped_layers: Sequence[int] = (), max_rollback: int = 0, context: int | None = None
+        self,
+        model: Any,
+        *,
+        tapped_layers: Sequence[int] = (),
+        max_rollback: int = 0,
+        context_length: int | None = None,
+        prefill_chunk: int = 512,
     ) -> None:
         longest = model.args.max_position_embeddings
-        if context is not None and not 0 < context <= longest:
-            raise UserError(f"context must lie in 1..{longest}, what the target was made for, got {context}")
+        if context_length is not None and not 0 < context_length <= longest:
+            raise UserError(f"context must lie in 1..{longest}, what the target was made for, got {context_length}")
+        if prefill_chunk < 1:
+            raise UserError(f"prefill_chunk must be 1 or more, got {prefill_chunk}")
         self.model = model
         self.tapped_layers = tuple(tapped_layers)
         self.max_rollback = max_rollback
-        self.context = longest if context is None else context
+        self.context_length = longest if context_length is None else context_length
+        self.prefill_chunk = prefill_chunk
         self.vocab_size: int = model.args.vocab_size
         self.reset()
 
@@ -54,32 +66,34 @@ class TargetSession:
         return self.cache[0].offset
 
     def _run(self, tokens: Sequence[int]) -> tuple[mx.array, mx.array | None]:
-        if self.offset + len(tokens) > self.context:
+        if self.offset + len(tokens) > self.context_length:
             raise UserError(
-                f"the context holds {self.context} tokens, wanted {len(tokens)} more after {self.offset}: shorten the "
-                "prompt or max_tokens"
+                f"the context holds {self.context_length} tokens, wanted {len(tokens)} more after {self.offset}: "
+                "shorten the prompt or max_tokens"
             )
         inputs = mx.array([list(tokens)], dtype=mx.int32)
         if not self.tapped_layers:
             return self.model(inputs, cache=self.cache), None
         return self.model(inputs, cache=self.cache, tapped_layers=self.tapped_layers)
 
-    def prefill(self, tokens: Sequence[int]) -> mx.array | None:
-        """Runs tokens whose logits nobody reads, as a prompt's; the head is not computed.
+    def prefill(self, tokens: Sequence[int]) -> Iterator[tuple[Sequence[int], mx.array | None]]:
+        """Runs tokens whose logits nobody reads, ``prefill_chunk`` at a time; the head is not computed.
 
         Args:
-            tokens: T token ids, T >= 1.
+            tokens: any number of token ids.
 
-        Returns:
-            (T, L*H) features, or None without tapped layers.
+        Yields:
+            A chunk's tokens and their (T, L*H) features, None without tapped layers.
 
         Raises:
             UserError: the tokens do not fit into the context.
         """
-        _, features = self._run(tokens)
-        # Evaluated here, or the whole prompt's graph would be held, and paid for by the first round.
-        mx.eval([layer.state for layer in self.cache], [] if features is None else features)
-        return None if features is None else features[0]
+        for start in range(0, len(tokens), self.prefill_chunk):
+            chunk = tokens[start : start + self.prefill_chunk]
+            _, features = self._run(chunk)
+            # Evaluated here, or the whole prompt's graph would be held, and paid for by the first round.
+            mx.eval([layer.state for layer in self.cache], [] if features is None else features)
+            yield chunk, None if features is None else features[0]
 
     def forward(self, tokens: Sequence[int]) -> TargetPass:
         """Runs tokens at positions ``offset ..``.
@@ -96,28 +110,16 @@ class TargetSession:
         mx.eval(logits, [layer.state for layer in self.cache], [] if features is None else features)
         return TargetPass(logits=logits[0], features=None if features is None else features[0])
 
-    def verify(self, tokens: Sequence[int]) -> TargetPass:
-        """Runs drafted tokens: here a pass like any other. Arguments and errors as in `forward`."""
-        return self.forward(tokens)
-
     def trim(self, count: int) -> None:
         """Takes back the last ``count`` tokens.
 
         Raises:
             ValueError: the cache cannot take back so many.
         """
-        if count == 0:
-            return
-        for layer in self.cache:
+        for layer in self.cache if count else ():
             trimmed = layer.trim(count)
             if trimmed != count:
                 raise ValueError(f"wanted {count} tokens taken back, a layer's cache took {trimmed}")
-
-    def rewind(self, offset: int) -> None:
-        """Returns every layer to ``offset``, also when a failed pass has advanced only some of them."""
-        for layer in self.cache:
-            if layer.offset > offset:
-                layer.trim(layer.offset - offset)
 
     def rows(self) -> dict[str, mx.array]:
         """Every cache row that a later pass can read, by layer and store."""

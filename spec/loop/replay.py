@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import mlx.core as mx
 
-from spec.protocols import ReplayKind, Target, TargetPass
+from spec.protocols import Target
+from spec.rounds import TargetPass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TokenReplay:
     """One plain decode a token: the arithmetic of plain decoding, at its price."""
 
-    kind: ClassVar[ReplayKind] = "token"
+    kind: ClassVar[Literal["token", "batch"]] = "token"
 
     def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
         """Runs at least one token; rows come back in order."""
@@ -25,11 +26,11 @@ class TokenReplay:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BatchReplay:
     """One pass over all tokens: cheaper, with the arithmetic of a wide pass."""
 
-    kind: ClassVar[ReplayKind] = "batch"
+    kind: ClassVar[Literal["token", "batch"]] = "batch"
 
     def run(self, target: Target, tokens: Sequence[int]) -> TargetPass:
         """Runs at least one token; rows come back in order."""
