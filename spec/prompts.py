@@ -4,9 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from spec.errors import UserError
+from spec.values import checked_arguments
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -28,20 +31,19 @@ class Prompt:
     is_chat: bool
 
 
-def load_prompts(paths: Sequence[str], *, name: str, limit: int | None = None) -> list[Prompt]:
+@checked_arguments("prompts")
+def load_prompts(paths: Sequence[str], *, name: str, limit: Annotated[int | None, Field(ge=1)] = None) -> list[Prompt]:
     """Reads prompt files. A row holds ``prompt`` (a text) or ``turns`` (a list of texts), and perhaps ``id`` and
     ``class``.
 
     Args:
         paths: JSONL files; a relative one is looked for in the working folder, then in the library's ``configs``.
         name: class of rows that name none, if they come from one file; otherwise the file's name is.
-        limit: most rows of each file; None takes all.
+        limit: most rows of each file, 1 or more; None takes all.
 
     Raises:
         UserError: a file is missing or broken, a prompt is empty, two have the same id, or nothing is left.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"prompts.limit must be 1 or more, or null for all, got {limit}")
     prompts: list[Prompt] = []
     for path in map(_find, paths):
         default_class = name if len(paths) == 1 else path.stem

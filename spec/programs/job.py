@@ -310,6 +310,7 @@ def _announce(runners: Sequence[_Runner], num_prompts: int, console: Console) ->
             f"{settings.name}: {parts} {block}, {amount}",
             style="dim",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -18,7 +18,7 @@ def test_passes_and_proposals_of_every_width_are_measured(checkpoint: Path) -> N
     assert (costs.name, list(costs.passes)) == ("here", [1, 2, 3, 4])
     assert set(costs.propose) >= {1, 2, 3}
     assert all(value > 0 for value in (*costs.passes.values(), *costs.propose.values(), costs.snapshot, costs.commit))
-    assert costs.replay_ms(2, "token") == 2 * costs.pass_ms(1)  # replay and single rows are plain decodes here
+    assert costs.step_ms("replay_token", 2) == 2 * costs.pass_ms(1)  # replay and single rows are plain decodes here
     assert costs.verify_ms(1) == costs.pass_ms(1)
 
 

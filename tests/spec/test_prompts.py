@@ -57,7 +57,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, rows: list, messag
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere.jsonl does not exist: looked for"):
         load_prompts([str(tmp_path / "nowhere.jsonl")], name="a")
-    with pytest.raises(UserError, match="limit must be 1 or more"):
+    with pytest.raises(UserError, match="limit must be a whole number of 1 or more"):
         load_prompts([], name="a", limit=0)
 
 

@@ -189,6 +189,80 @@ def test_a_sweep_runs_in_one_process_and_loads_the_target_once(program, tmp_path
     assert gammas == [0, 3]
 
 
+def test_the_jobs_of_a_sweep_are_measured_in_one_rotation(
+    program, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Prompt by prompt: plain decoding once, then every job; one table at the end, the overrides as columns."""
+    sweep = ("-m", "+experiment=json_repetitive_b5", "prompts.limit=2", "repeats=2", "block.gamma=1,4")
+    assert program(*sweep, "drafter.calibration=auto,null") == 0
+    captured = capsys.readouterr()
+    folders = [tmp_path / "sweep" / str(number) for number in range(4)]
+    records = [list(read_lines(folder / "runs.jsonl")) for folder in folders]
+    plain = [[run for run in runs if run["mode"] == "baseline"] for runs in records]
+    assert plain[0] == plain[1] == plain[2] == plain[3]  # the very same measurement, not just the same tokens
+    assert [(run["prompt_id"], run["repeat"]) for run in plain[0]] == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    summaries = [summary_of(folder) for folder in folders]
+    assert len({summary["baseline_tokens_per_s"] for summary in summaries}) == 1
+    assert [summary["overrides"][-2:] for summary in summaries] == [
+        [f"block.gamma={gamma}", f"drafter.calibration={name}"] for gamma in (1, 4) for name in ("auto", "null")
+    ]
+    assert captured.out.count("tokens/s") == 1  # one table
+    assert "block.gamma" in captured.out
+    assert "drafter.calibration" in captured.out
+    assert f"records: {tmp_path / 'sweep'}" in captured.out
+    assert "baselines lie" not in captured.out
+    assert captured.err.count("2 prompts x 2 repeats, speculative and baseline") == 4
+
+
+def test_jobs_that_share_too_little_are_measured_apart(program, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert program("-m", "drafter=ngram", "max_tokens=4,6") == 0
+    records = [list(read_lines(tmp_path / "sweep" / str(number) / "runs.jsonl")) for number in (0, 1)]
+    assert [len(runs[0]["tokens"]) for runs in records] == [4, 6]
+    assert "The baselines lie between" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_says_what_it_runs_and_where_its_records_are(program, tmp_path: Path, capsys) -> None:
+    assert program("verifier=b2", "sampling.temperature=0.8", "drafter=ngram") == 0
+    captured = capsys.readouterr()
+    (said,) = [line for line in captured.err.splitlines() if "prompts x" in line]
+    for part in ("run: target=tiny", "drafter=ngram", "verifier=b2", "block=fixed (gamma up to 5)", "1 prompts x 1"):
+        assert part in said
+    assert f"records: {tmp_path / 'out'}" in captured.out
+    assert "exact in law" in captured.out
+    exactness = summary_of(tmp_path / "out")["exactness"]
+    assert (exactness["guarantee"], exactness["verdict"], exactness["first_divergence"]) == (
+        *("law", "exact in law"),
+        None,
+    )
+
+
+def test_records_are_enough_to_run_a_prompt_again(program, tmp_path: Path) -> None:
+    """Ids, sampling and seed stand in every line."""
+    assert program("verifier=sample_match", "sampling.temperature=0.7", "+sampling.logit_bias={3: -inf}", "seed=4") == 0
+    for run in read_lines(tmp_path / "out" / "runs.jsonl"):
+        assert run["prompt"]
+        assert (run["sampling"]["temperature"], run["sampling"]["seed"]) == (0.7, 4)
+        assert run["sampling"]["logit_bias"] == {"3": "-inf"}
+        assert 3 not in run["tokens"]
+
+
+def test_a_verifier_that_would_ignore_the_sampling_is_refused(program, capsys: pytest.CaptureFixture) -> None:
+    assert (
+        program("~verifier.sampling", "+verifier.sampling={_target_: spec.Sampling}", "sampling.temperature=0.8") == 2
+    )
+    assert "would have no effect: add sampling: ${sampling} there" in capsys.readouterr().err
+    assert program("~verifier.sampling") == 2
+    assert "verifier.sampling is missing" in capsys.readouterr().err
+
+
+def test_one_way_to_wire(program, capsys: pytest.CaptureFixture) -> None:
+    assert program("+verifier._partial_=true") == 2
+    assert "nothing is given to it at run time: remove it" in capsys.readouterr().err
+    for part in ("loop", "drafter"):
+        assert program(f"~{part}._partial_") == 2
+        assert "_partial_: true" in capsys.readouterr().err
+
+
 def test_a_sweep_over_groups_loads_the_target_once(program, tmp_path: Path) -> None:
     load_target.cache_clear()
     assert program("-m", "drafter=ngram", "drafter.n_min=1", "loop=folded,separate", "commit=full_only,rollback") == 0
@@ -218,6 +292,9 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
         assert program(*sweep) == 130
     folders = [tmp_path / "sweep" / str(number) for number in range(3)]
     assert [(folder / "summary.json").exists() for folder in folders] == [True, False, False]
+    said = capsys.readouterr().err
+    (command,) = [line for line in said.splitlines() if line.startswith("to go on: python -m spec.run -m ")]
+    assert f"hydra.sweep.dir={tmp_path / 'sweep'}" in command
     assert list(read_lines(folders[1] / "rounds.jsonl"))
     first = (folders[0] / "summary.json").read_bytes()
     capsys.readouterr()
@@ -293,7 +370,7 @@ def test_a_job_that_fails_does_not_end_the_sweep(program, tmp_path: Path, capsys
         (["prompts.limit=few"], "prompts.limit must be a whole number"),
         (["+loop.speed=3"], "loop: .*unexpected keyword argument 'speed'"),
         (["sampling.top_k=2.5"], "sampling.top_k must be a whole number"),
-        (["sampling.temperature=hot"], "sampling: "),
+        (["sampling.temperature=hot"], "sampling.temperature must be a number of 0 or more, got 'hot'"),
         (["drafter=oracle", "baseline=false"], "run it with baseline=true"),
         (["drafter=oracle", "drafter.accept_rate=2"], "drafter.accept_rate must be a number in 0..1, got 2"),
         (["clock=virtual"], "choose one, for example costs=m3_ultra"),
