@@ -13,6 +13,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from spec.errors import UserError
@@ -33,12 +34,12 @@ def print_table(summaries: Sequence[Summary], console: Console) -> None:
         console: where to.
     """
     keys = differing_overrides(summaries)
-    table = Table(title=_title(summaries), box=box.SIMPLE_HEAD, pad_edge=False)
-    for key in keys:
-        table.add_column(key, overflow="fold")
+    table = Table(title=escape(_title(summaries)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in _short(keys):
+        table.add_column(name, overflow="fold")
     for column in ("prompts", "tokens/s", "baseline", "speed-up", "tau", "exactness"):
         is_number = column in ("tokens/s", "baseline", "tau")
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number)
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=column != "exactness")
     below = []
     for summary in summaries:
         given = parse_overrides(summary)
@@ -46,18 +47,19 @@ def print_table(summaries: Sequence[Summary], console: Console) -> None:
         for row in summary["by_class"]:
             name = f"{row['class']} ({row['num_prompts']})"
             table.add_row(
-                *values,
-                name,
+                *map(escape, values),
+                escape(name),
                 number(row["tokens_per_s"], 1),
                 number(row["baseline_tokens_per_s"], 1),
                 speedup(row),
                 number(row["tau"], 2),
-                row["exactness"]["verdict"],
+                escape(row["exactness"]["verdict"]),
             )
-            below.append(f"{' '.join([*values, name])}: {details(row)}")
+            given_here = [f"{key}={value}" for key, value in zip(_short(keys), values, strict=True)]
+            below.append(f"{' '.join([*given_here, name])}: {details(row)}")
     console.print(table)
     for line in below:
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
 
 
 def print_notes(summaries: Sequence[Summary], console: Console) -> None:
@@ -70,7 +72,7 @@ def print_notes(summaries: Sequence[Summary], console: Console) -> None:
             "measured in one rotation, so compare their speed-ups and not their speeds."
         )
     for note in notes:
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim", highlight=False, markup=False)
     for summary in summaries:
         if summary.get("state") is not None:
             console.print(state(summary["state"]), highlight=False)
@@ -93,6 +95,12 @@ def differing_overrides(summaries: Sequence[Summary]) -> list[str]:
     given = [parse_overrides(summary) for summary in summaries]
     keys = dict.fromkeys(key for one in given for key in one)
     return [key for key in keys if len({one.get(key) for one in given}) > 1]
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """The last part of each key, or all of it where two end alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
 
 
 def rows(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -129,7 +137,8 @@ def speedup(row: Mapping[str, Any]) -> str:
     """Median and spread."""
     if row["speedup"] is None:
         return "-"
-    return f"{row['speedup']:.2f}x ({row['speedup_min']:.2f} to {row['speedup_max']:.2f})"
+    median, least, most = (f"{row[name]:.2f}" for name in ("speedup", "speedup_min", "speedup_max"))
+    return f"{median}x" if least == most else f"{median}x ({least} to {most})"
 
 
 def details(row: Mapping[str, Any]) -> str:

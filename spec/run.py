@@ -81,7 +81,7 @@ def _run(jobs: list[Job], *, resumes: bool) -> list[Outcome]:
         print_table(summaries, console)
         print_notes(summaries, console)
         place = jobs[0].output if len(jobs) == 1 else jobs[0].output.parent
-        console.print(f"records: {place}", style="dim", highlight=False, soft_wrap=True)
+        console.print(f"records: {place}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return [outcomes[job.output] for job in jobs]
 
 

@@ -294,24 +294,20 @@ def _summary(runner: _Runner, runs: Sequence[PairedRun], forced: TargetSession |
 
 
 def _announce(runners: Sequence[_Runner], num_prompts: int, console: Console) -> None:
-    """Says what is about to run, a line a job."""
-    for runner in runners:
-        prepared = runner.prepared
-        settings, choices = prepared.settings, prepared.job.choices
-        parts = " ".join(
-            f"{group}={choices[group]}"
-            for group in ("target", "drafter", "verifier", "loop", "commit")
-            if group in choices
-        )
-        modes = "speculative and baseline" if settings.baseline else "speculative"
-        block = f"block={choices.get('block', '')} (gamma up to {prepared.parts.block.max_gamma})"
-        amount = f"{num_prompts} prompts x {settings.repeats} repeats, {modes}"
-        console.print(
-            f"{settings.name}: {parts} {block}, {amount}",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
-        )
+    """Says what is about to run: the parts of a job, or the overrides of each job of a rotation."""
+    first = runners[0].prepared
+    settings = first.settings
+    modes = "speculative and baseline" if settings.baseline else "speculative"
+    amount = f"{num_prompts} prompts x {settings.repeats} repeats, {modes}"
+    if len(runners) == 1:
+        groups = ("target", "drafter", "verifier", "loop", "commit", "block")
+        parts = [f"{group}={first.job.choices[group]}" for group in groups if group in first.job.choices]
+        lines = [f"{settings.name}: {' '.join(parts)} (gamma up to {first.parts.block.max_gamma}), {amount}"]
+    else:
+        lines = [f"{settings.name}: {len(runners)} jobs in rotation, {amount}"]
+        lines += [f"  {' '.join(runner.prepared.job.overrides)}" for runner in runners]
+    for line in lines:
+        console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def encode_all(prompts: Sequence[Prompt], tokenizer: Any, context_length: int) -> list[EncodedPrompt]:

@@ -207,11 +207,10 @@ def test_the_jobs_of_a_sweep_are_measured_in_one_rotation(
         [f"block.gamma={gamma}", f"drafter.calibration={name}"] for gamma in (1, 4) for name in ("auto", "null")
     ]
     assert captured.out.count("tokens/s") == 1  # one table
-    assert "block.gamma" in captured.out
-    assert "drafter.calibration" in captured.out
+    assert "gamma=4 calibration=null json_repetitive (2): accepted at 1 to 4" in captured.out
     assert f"records: {tmp_path / 'sweep'}" in captured.out
     assert "baselines lie" not in captured.out
-    assert captured.err.count("2 prompts x 2 repeats, speculative and baseline") == 4
+    assert "json_repetitive_b5: 4 jobs in rotation, 2 prompts x 2 repeats, speculative and baseline" in captured.err
 
 
 def test_jobs_that_share_too_little_are_measured_apart(program, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
