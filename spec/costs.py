@@ -1,4 +1,4 @@
-"""What the steps of a round cost, as a table: the only thing that a policy or virtual time may know of time.
+"""Cost tables: how long each step of a round takes. Block policies and virtual time know nothing else about time.
 
 A table is measured once (on the machine named in its file, or on this one by ``python -m spec.measure_costs``) and
 supplied, so that a block policy stays a pure function and a reported saving can be computed again anywhere.
@@ -21,7 +21,7 @@ Step = Literal["decode", "verify", "propose", "snapshot", "commit", "replay_toke
 
 
 def on_curve(points: Mapping[int, float], at: int) -> float:
-    """A measured curve at any point: straight between neighbors, along the last stretch (if it rises) beyond it.
+    """Interpolates a measured curve linearly; beyond the last point it continues the last segment if that one rises.
 
     Args:
         points: value by abscissa, at least one.
@@ -99,7 +99,7 @@ class CostTable:
         path.write_text(yaml.safe_dump(self.to_json(), sort_keys=False), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, in builtin types."""
+        """The fields as built-in types."""
         return asdict(self)
 
     def pass_ms(self, rows: int) -> float:
@@ -107,7 +107,7 @@ class CostTable:
         return on_curve(self.passes, rows)
 
     def verify_ms(self, rows: int) -> float:
-        """One verify pass over ``rows`` tokens, 1 or more: as any pass, but for an engine's price of a single row."""
+        """One verify pass over ``rows`` tokens, 1 or more; a single row may have a price of its own."""
         return self.one_row_verify if rows == 1 and self.one_row_verify is not None else self.pass_ms(rows)
 
     def propose_ms(self, gamma: int) -> float:

@@ -1,10 +1,10 @@
-"""The one kind of error that is the user's to mend: programs print it as a single line and exit with code 2."""
+"""Errors that the user can fix: programs print them as a single line and exit with code 2."""
 
 from itertools import pairwise
 
 
 class UserError(ValueError):
-    """Something that the user can mend. The message says what was wanted, what came instead, and the remedy."""
+    """An error that the user can fix. The message says what was wanted, what came instead, and the remedy."""
 
 
 class PartError(UserError):

@@ -80,13 +80,13 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 
 def encode_text(text: str, tokenizer: Any) -> list[int]:
-    """Token ids of a plain text; its start is marked once, also where the text begins with the mark."""
+    """Token ids of a plain text, with exactly one beginning-of-sequence token if the tokenizer has one."""
     has_start = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
     return tokenizer.encode(text, add_special_tokens=not has_start)
 
 
 def encode_messages(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> list[int]:
-    """Token ids of a chat that is the assistant's to continue.
+    """Token ids of a chat, with the prompt for the assistant's next message.
 
     Args:
         messages: each with ``role`` and ``content``.

@@ -59,7 +59,7 @@ class Target(Protocol):
 
 
 class Drafter(Protocol):
-    """Whatever proposes tokens. Between rounds it has observed every committed token but the anchor, and no other."""
+    """Proposes tokens. Between rounds it has observed every committed token except the anchor, and no other."""
 
     tapped_layers: tuple[int, ...]  # target layers whose output it wants with every committed token
     max_gamma: int | None  # the longest block it can propose; None is unlimited
@@ -95,7 +95,7 @@ class Verifier(Protocol):
 
 
 class BlockPolicy(Protocol):
-    """How many tokens to propose, from what happened, confidences and supplied costs: it never reads a clock.
+    """Decides how many tokens to propose, from past rounds, confidences and supplied costs. Never reads a clock.
 
     A policy is a frozen value. What it learns is a value too, which the loop keeps and hands back (as the step-size
     controllers of diffrax do).

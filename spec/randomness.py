@@ -52,7 +52,7 @@ class RandomStream:
         return (self._bits(position, purpose) >> 11) / 2**53
 
     def accepts(self, probability: float, position: int) -> bool:
-        """The test of a draft: u < probability, so that 0 never and 1 always passes.
+        """Accepts a draft with a given probability: u < probability, so that 0 never and 1 always passes.
 
         Args:
             probability: that the draft is accepted, 0..1.

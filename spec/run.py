@@ -18,7 +18,7 @@ from spec.report import make_console, print_notes, print_table
 
 
 def main() -> int:
-    """Runs the jobs of the command line. Returns the exit code: 2 if one had an error that the user can mend."""
+    """Runs the jobs of the command line. Returns the exit code: 2 if one had an error that the user can fix."""
     swept: list[Job] = []
     failed: list[UserError] = []
 
@@ -56,13 +56,13 @@ def main() -> int:
 
 
 def _is_whole_sweep(settings: Any) -> bool:
-    """Whether this is a sweep whose jobs Hydra runs one after another in this process, without looking at results."""
+    """Whether Hydra runs the jobs of this sweep in this process and in order, without looking at their results."""
     in_order = (settings.runtime.choices.get("hydra/sweeper"), settings.runtime.choices.get("hydra/launcher"))
     return settings.mode == RunMode.MULTIRUN and in_order == ("basic", "basic")
 
 
 def _run(jobs: list[Job], *, resumes: bool) -> list[Outcome]:
-    """Runs jobs, but for those finished before if it resumes; prints one table of all. Returns what came of each."""
+    """Runs the jobs, skipping finished ones when resuming, and prints one table. Returns the outcome of each."""
     outcomes: dict[Path, Outcome] = {}
     for job in jobs if resumes else ():
         if (done := job.finished_summary()) is not None:

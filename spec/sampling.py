@@ -66,12 +66,12 @@ class Sampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the distribution depends on the tokens before it through more than the logits."""
+        """Whether the distribution depends on the preceding tokens beyond the logits."""
         return self.repetition_penalty not in (0, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether the argmax of the processed logits can be another than the target's own."""
+        """Whether the processed logits can have another argmax than the target's."""
         return self.has_penalties or bool(self.logit_bias)
 
     def logprobs(self, logits: mx.array, committed: Sequence[int] = (), drafted: Sequence[int] = ()) -> mx.array:
@@ -110,7 +110,7 @@ class Sampling:
         return logits - self.presence_penalty * is_seen - self.frequency_penalty * counts
 
     def _seen(self, shape: tuple[int, ...], committed: Sequence[int], drafted: Sequence[int]) -> mx.array:
-        """(T, V) float32: how often each row's last ``penalty_context`` tokens hold each id."""
+        """(T, V) float32: how often each id occurs in the last ``penalty_context`` tokens before each row."""
         if len(shape) != 2 or len(drafted) < shape[0] - 1:
             raise ValueError(f"penalties need (T, V) logits and T - 1 drafted tokens, got {shape} and {len(drafted)}")
         recent = committed[-self.penalty_context :]  # all of them where it is 0
@@ -151,7 +151,7 @@ class Sampling:
 
 
 def check_rows(logits: mx.array) -> None:
-    """Refuses rows that no token can be drawn from. Forces evaluation: a verdict on NaN must not be given.
+    """Refuses rows that no token can be drawn from. Forces evaluation, so that no verdict rests on NaN.
 
     Args:
         logits: (T, V).

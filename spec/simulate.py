@@ -48,7 +48,7 @@ def simulate_job(config: DictConfig) -> Simulation:
 
 
 def main() -> int:
-    """Runs the jobs of the command line. Returns the exit code: 2 for an error that the user can mend."""
+    """Runs the jobs of the command line. Returns the exit code: 2 for an error that the user can fix."""
     failed: list[UserError] = []
 
     @hydra.main(version_base="1.3", config_path=CONFIGS, config_name="simulate")

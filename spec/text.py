@@ -11,7 +11,7 @@ from spec.rounds import Round
 
 
 class StopStrings:
-    """A stop condition for the loop: the text contains one of some strings.
+    """Stops a generation when its text contains one of some strings.
 
     Args:
         tokenizer: mlx-lm's wrapper.
@@ -55,7 +55,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Text as rounds end. What may yet become a stop string is withheld; a stop string and what follows never shows.
+    """Text, streamed round by round. What may yet become a stop string is withheld; stop strings are never shown.
 
     Args:
         tokenizer: mlx-lm's wrapper.
@@ -80,7 +80,7 @@ class TextStream:
         return self._release(self._detokenizer.text, is_final=False)
 
     def finish(self) -> str:
-        """Releases what was withheld, once no token will come."""
+        """Releases what was withheld, at the end of the generation."""
         self._detokenizer.finalize()
         return self._release(self._detokenizer.text, is_final=True)
 
@@ -104,7 +104,7 @@ class TextStream:
 
 
 def stream_text(rounds: Iterable[Round], tokenizer: Any, stop: Sequence[str] = ()) -> Iterator[str]:
-    """Pieces of text of a generation, one a round and one at its end.
+    """The text of a generation in pieces, one a round and one at its end.
 
     Args:
         rounds: from a loop that was given ``StopStrings`` of the same strings.

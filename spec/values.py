@@ -1,4 +1,4 @@
-"""Values that a user gives, checked in one way: the field says what is allowed, the message follows from it."""
+"""Validation of values that users give: a field's annotation says what is allowed, and the message follows from it."""
 
 import functools
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def checked_arguments(role: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def _first(role: str, hinted: Any, error: ValidationError) -> UserError:
-    """The first complaint, in this library's words."""
+    """The first validation error in this library's words."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):

@@ -1,4 +1,4 @@
-"""The policy for text of which nothing is known."""
+"""A policy for text about which nothing is known."""
 
 from typing import Annotated, ClassVar
 

@@ -1,4 +1,4 @@
-"""Drafting only while it saves time: the second report's question 3."""
+"""Drafts only while it saves time: the second report's question 3."""
 
 from typing import Annotated, ClassVar, NamedTuple
 

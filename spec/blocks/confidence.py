@@ -1,4 +1,4 @@
-"""Drafting for as long as the drafter is confident of the next token."""
+"""Drafts for as long as the drafter is confident of the next token."""
 
 from typing import Annotated, Any
 

@@ -38,4 +38,4 @@ class FixedPolicy:
         return True
 
     def after(self, state: None, finished: Round) -> None:
-        """Nothing is learned."""
+        """There is nothing to learn."""

@@ -1,4 +1,4 @@
-"""What the policies that turn drafting off share: a gate in front of another policy."""
+"""A gate in front of another policy, shared by the policies that turn drafting off."""
 
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple

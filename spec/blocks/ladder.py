@@ -1,4 +1,4 @@
-"""Policies that climb with consecutive full commits and fall to the first rung on a partial one.
+"""Policies that grow the block with consecutive full commits and reset it on a partial one.
 
 One rule, three ladders: gamma is ``rungs[streak]``, where the streak counts full commits since the last rejection.
 Source: antirez/ds4 pull requests 482 and 502, commit 7ad4ea2 (``dspark.md`` c.7). What an early miss does there is not

@@ -1,4 +1,4 @@
-"""What passes and proposals cost, as block policies are told. Supplied, never measured here: decisions are pure."""
+"""What passes and proposals cost, as supplied to block policies, whose decisions stay pure."""
 
 import math
 from collections.abc import Callable

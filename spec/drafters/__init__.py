@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens, and remembers the committed ones."""
+"""Drafters propose tokens and remember the committed ones."""
 
 from spec.drafters.dspark import DSparkDrafter
 from spec.drafters.language_model import LanguageModelDrafter

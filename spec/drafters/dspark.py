@@ -16,7 +16,7 @@ from spec.sampling import DraftSampler, Sampling
 
 
 class DSparkDrafter:
-    """Drafts a block by the network's chain, each token after the one before it, with a confidence a token.
+    """Drafts a block with the network's chain of tokens and their confidences.
 
     Args:
         network: with ``block_size``, ``window``, ``tapped_layers``, ``confidence_temperatures``,
@@ -154,7 +154,7 @@ class DSparkDrafter:
 
 
 def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) -> tuple[float, ...] | None:
-    """The temperatures of a calibration asked for by name; None for None.
+    """The temperatures of a named calibration; None for None.
 
     Raises:
         UserError: there is no such calibration, or the checkpoint lacks it.
@@ -172,7 +172,7 @@ def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) ->
 
 
 def _admitted(confidence: tuple[float, ...], admits: Admits | None) -> tuple[int, tuple[float, ...]]:
-    """How many tokens are admitted, left to right up to the first refusal, and the confidences asked about."""
+    """How many tokens are admitted before the first refusal, and the confidences that were asked about."""
     for count in range(len(confidence)):
         asked = confidence[: count + 1]
         if admits is not None and not admits(asked):

@@ -44,7 +44,7 @@ class LanguageModelDrafter:
         path: str,
         max_gamma: int | None = 31,
     ) -> "LanguageModelDrafter":
-        """Loads a model and checks that it speaks of the same tokens.
+        """Loads a model and checks that its tokenizer is the target's.
 
         Args:
             target: the model to draft for, from a folder.
@@ -128,7 +128,7 @@ class LanguageModelDrafter:
 
 
 def _entries(cache: Sequence[Any]) -> Iterator[Any]:
-    """The layers' caches; where a layer has several, each of them."""
+    """The caches of all layers, nested ones flattened."""
     from mlx_lm.models.cache import CacheList
 
     for entry in cache:
@@ -155,7 +155,7 @@ def _check_trimmable(cache: Sequence[Any]) -> None:
 
 
 def _check_vocabulary(wanted: dict[str, int], found: dict[str, int], model: Any, path: str) -> None:
-    """Refuses a drafter whose ids mean other tokens than the target's.
+    """Refuses a drafter whose vocabulary differs from the target's.
 
     Args:
         wanted: ids of the target's tokens.

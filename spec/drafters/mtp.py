@@ -60,7 +60,7 @@ class MTPDrafter:
         self._length = 0
 
     def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        """Makes the rows of the slots that committed tokens complete.
+        """Adds the rows of the slots that the committed tokens complete.
 
         Args:
             tokens: S ids, at the positions that follow those observed before.

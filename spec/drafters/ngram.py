@@ -1,4 +1,4 @@
-"""Prompt lookup: the text so far is searched for its own ending, and what followed then is proposed now.
+"""Prompt lookup: finds an earlier occurrence of the text's last tokens and proposes what followed it.
 
 Saxena 2023, "Prompt lookup decoding"; no network, no confidence.
 """
@@ -45,7 +45,7 @@ class NgramDrafter(NoneDrafter):
 
     @override
     def propose(self, context: Context, gamma: int, admits: Admits | None = None) -> Proposal:
-        """What followed the ending last time; fewer than gamma tokens if the text ends before."""
+        """The tokens after the earlier occurrence; fewer than gamma if the text ends there."""
         text = self._tokens + array("l", [context.anchor])
         width = text.itemsize
         searched = text.tobytes()

@@ -1,4 +1,4 @@
-"""The instrument that separates the loop's cost from the drafter's quality: a known text played back with errors."""
+"""A drafter of known quality that plays a known text back with errors: separates the loop's cost from a drafter's."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""What both loop shapes share: from a request to rounds, the order of the steps, the target's state, the time.
+"""What both loop shapes share: prefill, the steps of a round, the target's state, the clock.
 
 After a round of either shape exactly one token, the next anchor, is emitted and not in the cache. The shapes differ in
 how it gets there: `FoldedLoop` lets it ride in the next verify pass, `SeparateLoop` decodes it first. A loop deals in
@@ -32,7 +32,7 @@ DEFAULT_GAMMA = 5  # of a drafter without a longest block
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What came of asking for a proposal.
+    """The outcome of asking the drafter for a proposal.
 
     Attributes:
         proposal: perhaps empty, with the reason.
@@ -291,7 +291,7 @@ class SpeculativeLoop(ABC):
 
 
 def declined(plan: protocols.BlockPlan) -> Attempt:
-    """A round for which the block policy planned no proposal."""
+    """The attempt of a round for which the block policy planned no proposal."""
     outcome: Outcome = "tail_skip" if plan.skip == "tail" else "no_draft"
     return Attempt(proposal=Proposal(reason=plan.reason), outcome=outcome, skip=plan.skip)
 

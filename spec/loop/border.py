@@ -1,4 +1,4 @@
-"""What crosses the loop's border is checked once, here: the parts it is given, and what they return."""
+"""Checks at the loop's border: the parts it is given, and what they return."""
 
 from collections.abc import Iterable
 from typing import Any

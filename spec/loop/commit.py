@@ -1,7 +1,7 @@
-"""How the target's state is made to end at what was emitted: adopt the verify pass's rows, or run tokens again.
+"""Commit paths: how the target's state is made to end at what was emitted.
 
 Adopting is free where state is rows; engines whose rolling state cannot be cut at a prefix restore a snapshot and pay
-for the accepted tokens a second time. All three paths leave the same state, at different prices.
+for the accepted tokens a second time. All three leave the same state at different costs.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where the time of a round goes: measured by the wall's clock, or paid by a cost table, by the same calls."""
+"""The time of a round by part, measured by a clock or computed from a cost table."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What is said about a run: its account, its exactness, its records."""
+"""Measuring a run: benchmark, cost account, exactness, records."""
 
 from spec.measure.account import Account, IdentityError, account_for, check_round
 from spec.measure.environment import describe

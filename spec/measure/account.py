@@ -152,7 +152,7 @@ class Account:
 
 
 def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float | None]) -> Account:
-    """The account of some generations, of either loop. Prefills count in nothing.
+    """The account of some generations of either loop, prefills excluded.
 
     Args:
         generations: one a prompt and repeat.
@@ -191,7 +191,7 @@ def account_for(generations: Sequence[Generation], baseline_ms: Sequence[float |
 
 
 def check_round(item: Round) -> None:
-    """Refuses a round whose counts contradict each other, so that none is ever recorded.
+    """Checks that a round's counts do not contradict each other, so that no such round is recorded.
 
     Raises:
         IdentityError: more was accepted than proposed or emitted, or the tokens do not add up.
@@ -256,7 +256,7 @@ def _times(generations: Sequence[Generation], baseline_ms: Sequence[float | None
 
 
 def _saved(item: Round, baseline_ms: float | None) -> float | None:
-    """What the pass of a drafted round did, in milliseconds of plain decoding."""
+    """Milliseconds of plain decoding that the pass of a drafted round replaced."""
     if item.decoded:
         return 1000 * item.accepted * item.target_s
     return None if baseline_ms is None else (item.accepted + 1) * baseline_ms

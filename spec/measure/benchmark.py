@@ -1,4 +1,4 @@
-"""The measuring itself: plain decoding and every contender on the same prompts, in rotation, by one clock."""
+"""Runs plain decoding and one or more speculative loops on the same prompts, in rotation, with one clock."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class Benchmark:
     is_prefill_timed: bool = True
 
     def warm_up(self, prompt: EncodedPrompt, max_tokens: int) -> None:
-        """Runs every loop once, unrecorded, so that no first use is timed."""
+        """Runs every loop once without recording it, so that first-use costs are not timed."""
         for _ in self._rotate(prompt, min(max_tokens, self.max_tokens), lambda at, item: None):
             pass
 

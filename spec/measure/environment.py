@@ -1,4 +1,4 @@
-"""What a number was measured on. A number without it is not reported."""
+"""What a run was measured on: versions, device, dtype, commit, checkpoint hashes."""
 
 import hashlib
 import platform

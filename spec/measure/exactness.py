@@ -1,4 +1,4 @@
-"""Whether what was emitted is what plain decoding of the same model says."""
+"""Checks an output against plain decoding of the same model."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from spec.rounds import Guarantee
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where a speculative output first leaves the baseline's.
+    """The first token at which a speculative output differs from the baseline's.
 
     Attributes:
         prompt_id: the prompt.
@@ -151,7 +151,7 @@ def check(
 
 
 def merge(checks: Sequence[Exactness]) -> Exactness:
-    """The figures of several outputs together: the worst gap with its index, and the first divergence."""
+    """Combines the figures of several outputs: the worst gap with its index, and the first divergence."""
     gaps = [item for item in checks if item.worst_argmax_gap is not None]
     worst = max(gaps, key=lambda item: item.worst_argmax_gap) if gaps else None
     compared = [item.identical_to_baseline for item in checks if item.identical_to_baseline is not None]

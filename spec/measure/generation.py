@@ -1,4 +1,4 @@
-"""What came of one generation."""
+"""The result of one generation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from spec.rounds import FinishReason, Round
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One prompt's output: what `collect` makes of the rounds.
+    """One prompt's output, collected from its rounds.
 
     Attributes:
         tokens: every emitted token, an end-of-sequence token included.

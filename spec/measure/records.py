@@ -1,4 +1,4 @@
-"""The files a run leaves behind. Other programs rely on the names of these fields."""
+"""The files of a run. Other programs rely on the names of these fields."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ def round_record(prompt_id: str, repeat: int, item: Round) -> dict[str, Any]:
 
 
 def milliseconds(seconds: float) -> float:
-    """Seconds as milliseconds, to the nanosecond: clocks tell no more, and sums of a virtual one stay tidy."""
+    """Seconds as milliseconds, rounded to the nanosecond."""
     return round(1000 * seconds, 6)
 
 

@@ -1,4 +1,4 @@
-"""How much an output repeats itself: a small model in a loop makes prose look like JSON to a drafter."""
+"""How much an output repeats itself. Repetitive text is easy for any drafter, so acceptance is read beside this."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Whether the state that rounds leave is plain decoding's: every cache row, after every round, while a run goes on."""
+"""Compares every cache row with plain decoding's after every round of a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -55,7 +55,7 @@ class StateCheck:
             pass
 
     def after(self, finished: Round) -> None:
-        """Compares once a round, or the prefill, has ended. Forces evaluation of every row."""
+        """Compares after a round or the prefill. Forces evaluation of every row."""
         self._tokens += finished.tokens
         for token in self._tokens[self._shadow.offset : self._watched.offset]:
             self._shadow.forward([token])

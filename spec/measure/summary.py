@@ -60,7 +60,7 @@ def _speed(generations: Sequence[Generation]) -> float | None:
 
 
 def describe_group(runs: Sequence[PairedRun], exactness: Mapping[str, Exactness]) -> dict[str, Any]:
-    """The figures of some runs: a prompt's, a class's, or all.
+    """The figures of a prompt's runs, a class's, or all.
 
     Args:
         runs: at least one.

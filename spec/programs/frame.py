@@ -1,4 +1,4 @@
-"""How every program ends: one line and exit code 2 for what the user can mend, a traceback for a fault of ours."""
+"""The frame of every program: errors that the user can fix become one line and exit code 2, bugs a traceback."""
 
 import importlib.machinery
 import os
@@ -22,10 +22,10 @@ def run(main: Callable[[], int | None], *mendable: type[Exception]) -> int:
 
     Args:
         main: the program, a Hydra entry point or a plain function; None counts as exit code 0.
-        *mendable: errors that the user can mend, beside this library's, Hydra's and the system's.
+        *mendable: errors that the user can fix, beside this library's, Hydra's and the system's.
 
     Returns:
-        The exit code: the program's own, 2 after an error that the user can mend, 130 after an interrupt.
+        The exit code: the program's own, 2 after an error that the user can fix, 130 after an interrupt.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors instead of printing and exiting
     try:
@@ -40,7 +40,7 @@ def run(main: Callable[[], int | None], *mendable: type[Exception]) -> int:
 
 
 class _ModelsFinder:
-    """Finds ``models`` beside this library, before Python looks into the folder where the user stands."""
+    """Finds this library's ``models`` before Python looks into the working folder."""
 
     @staticmethod
     def find_spec(

@@ -15,7 +15,7 @@ from spec.sampling import Sampling
 
 
 def check_complete(config: DictConfig) -> None:
-    """Refuses values that the user has yet to give (``???`` in a file).
+    """Refuses a configuration with missing values (``???`` in a file).
 
     Raises:
         UserError: there are some.
@@ -42,7 +42,7 @@ def build(role: str, config: DictConfig) -> Any:
 
 
 def build_with(role: str, config: DictConfig, **arguments: Any) -> Any:
-    """Instantiates a part and gives it what no configuration can hold. Arguments and errors as `build`.
+    """Instantiates a part and passes it run-time arguments. Arguments and errors as `build`.
 
     Raises:
         UserError: also if the part is whole without the arguments, or does not take them.
@@ -111,7 +111,7 @@ def as_yaml(config: DictConfig) -> str:
 
 
 class Parts:
-    """The parts of one job that need no checkpoint, built first so that a wrong value is said before any work.
+    """The parts of one job that need no checkpoint; built first, so that a wrong value is reported before any work.
 
     Args:
         config: the whole configuration.

@@ -1,4 +1,4 @@
-"""The bar of a run: time left, and tokens a second and tau so far."""
+"""The progress bar of a run: time left, tokens a second and tau so far."""
 
 from types import TracebackType
 
@@ -9,7 +9,7 @@ from spec.measure.generation import Generation
 
 
 class RunProgress:
-    """Drawn only between runs: a refreshing thread would take time from what is measured.
+    """A bar that is drawn only between runs: a refreshing thread would take time from what is measured.
 
     Args:
         console: where to.
@@ -42,7 +42,7 @@ class RunProgress:
         self._bar.stop()
 
     def advance(self, prompt_id: str, generation: Generation) -> None:
-        """One more run has ended; one that proposed something counts in the figures."""
+        """Counts a finished run; its figures are included if it proposed anything."""
         if any(item.proposed for item in generation.rounds):
             self._tokens += generation.num_decoded
             self._seconds += generation.decode_s
@@ -54,6 +54,6 @@ class RunProgress:
         self._bar.refresh()
 
     def say(self, text: str) -> None:
-        """What is being done now."""
+        """Shows what is being done."""
         self._bar.update(self._task, description=text)
         self._bar.refresh()

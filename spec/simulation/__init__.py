@@ -1,4 +1,4 @@
-"""Recorded runs, and what they would have cost otherwise."""
+"""Recorded runs, and what they would cost with other parts or on another machine."""
 
 from spec.simulation.recording import Cycle, Recording
 from spec.simulation.simulator import Simulation, simulate

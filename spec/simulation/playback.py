@@ -1,4 +1,4 @@
-"""A recorded run as parts of a loop: a drafter and a block policy that do again what was done at each position."""
+"""A recorded run as parts of a loop: a drafter and a block policy that repeat what was done at each position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class RecordedDrafter(NoneDrafter):
 
 @dataclass(frozen=True)
 class RecordedPolicy:
-    """Declines where the recorded policy did, and leaves the rest to the drafter. Its state is the anchor's position.
+    """Declines where the recorded policy did and otherwise asks for all it can. Its state is the anchor's position.
 
     Attributes:
         cycles: by the position of their anchor.

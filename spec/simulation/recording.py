@@ -1,4 +1,4 @@
-"""What an engine did, cycle by cycle, without the model: enough to run a loop on it again at other prices.
+"""Recordings of what an engine did, cycle by cycle: enough to run a loop on them again with other costs.
 
 The cycles of a run are what its drafter and its policy made of the text: how many tokens were proposed and accepted,
 and where nothing was. They do not depend on how the loop verifies or commits, so one recording serves every loop shape,
@@ -180,5 +180,5 @@ def pair_lengths(
 
 
 def num_tokens(cycles: Sequence[Cycle], has_next: bool) -> int:
-    """Tokens that a generation of these cycles emits: the prefill's, and what each cycle accepts, and a next token."""
+    """Tokens that a generation of these cycles emits: the prefill's, the accepted ones, and a next token a cycle."""
     return 1 + sum(cycle.accepted + 1 for cycle in cycles) - (not has_next)

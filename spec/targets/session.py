@@ -1,4 +1,4 @@
-"""A target model together with the state of the one sequence that it is generating."""
+"""A target model and the state of the sequence that it is generating."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class TargetSession:
                 raise ValueError(f"wanted {count} tokens taken back, a layer's cache took {trimmed}")
 
     def rows(self) -> dict[str, mx.array]:
-        """Every cache row that a later pass can read, by layer and store."""
+        """The cache rows that later passes can read, by layer and store."""
         return {
             f"layer {number} {name}": rows
             for number, layer in enumerate(self.cache)

@@ -1,1 +1,1 @@
-"""For those who write parts: the exact law of a verifier, and contracts that a part is tested against."""
+"""Tools for testing parts: contracts as pytest classes, and the exact law of a verifier by enumeration."""

@@ -1,4 +1,4 @@
-"""The exact law of a program that draws: run it once for every way in which its draws can fall.
+"""The exact law of a program that draws random numbers, by running it once for every outcome of its draws.
 
 The program is the real one, a verifier's ``accept`` or a whole loop; only the `RandomStream` is special: it answers
 each draw with an outcome of its choice and keeps the probability of the path. What is enumerated is thus not a second
@@ -175,7 +175,7 @@ def _next_token(tree: Tree, sampling: Sampling, context: tuple[int, ...]) -> lis
 
 
 def completed(law: Law, tree: Tree, sampling: Sampling, committed: tuple[int, ...], length: int) -> Law:
-    """The law of texts of one length, where what a round left open is filled in by plain decoding."""
+    """Extends the texts of a law to one length by plain decoding."""
     whole: Law = {}
     rest: dict[tuple, Law] = {}
     for text, mass in law.items():

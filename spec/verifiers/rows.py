@@ -1,4 +1,4 @@
-"""What a verifier begins with: the target's processed logits at each row of a pass."""
+"""The target's processed logits at each row of a pass, with which every verifier begins."""
 
 import mlx.core as mx
 
