@@ -6,13 +6,15 @@ block itself are the network's own and never come here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import mlx.core as mx
+from pydantic import Field
 
 from spec.errors import UserError
 from spec.rounds import Admits, Context, Proposal
 from spec.sampling import DraftSampler, Sampling
+from spec.values import checked_arguments
 
 
 class DSparkDrafter:
@@ -34,25 +36,25 @@ class DSparkDrafter:
             temperature above 0.
     """
 
+    @checked_arguments("drafter")
     def __init__(
         self,
         network: Any,
         *,
         proposal: Literal["argmax", "sampled"] = "argmax",
-        temperature: float = 0.0,
+        temperature: Annotated[float, Field(ge=0)] = 0.0,
         calibration: Literal["auto", "greedy", "matched", "sampled"] | None = "auto",
     ) -> None:
-        if proposal not in ("argmax", "sampled"):
-            raise UserError(f"drafter.proposal must be argmax or sampled, got {proposal!r}")
-        self.sampling = Sampling(temperature=temperature) if proposal == "sampled" else None
-        if self.sampling is not None and self.sampling.is_greedy:
+        sampling = Sampling(temperature=temperature)
+        self.sampling = sampling if proposal == "sampled" else None
+        if proposal == "sampled" and sampling.is_greedy:
             raise UserError(
                 f"drafter.proposal=sampled needs drafter.temperature above 0, got {temperature}: set it (by default it "
                 "is sampling.temperature), or choose drafter.proposal=argmax"
             )
         self.network = network
         if calibration == "auto":
-            argmax = "matched" if temperature > 0 else "greedy"
+            argmax = "greedy" if sampling.is_greedy else "matched"
             divisors = network.confidence_temperatures.get("sampled" if proposal == "sampled" else argmax)
         else:
             divisors = _fitted(network.confidence_temperatures, calibration)
@@ -157,12 +159,10 @@ def _fitted(fitted: Mapping[str, tuple[float, ...]], calibration: str | None) ->
     """The temperatures of a named calibration; None for None.
 
     Raises:
-        UserError: there is no such calibration, or the checkpoint lacks it.
+        UserError: the checkpoint lacks it.
     """
     if calibration is None:
         return None
-    if calibration not in ("greedy", "matched", "sampled"):
-        raise UserError(f"drafter.calibration must be auto, greedy, matched, sampled or null, got {calibration!r}")
     if calibration not in fitted:
         raise UserError(
             f"drafter.calibration={calibration}: the checkpoint has no such dspark_confidence_temperatures: fit them "

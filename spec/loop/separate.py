@@ -12,11 +12,11 @@ from typing import Any, Literal
 import mlx.core as mx
 from typing_extensions import override
 
-from spec.errors import UserError
 from spec.loop.base import NO_ROOM, Attempt, SpeculativeLoop, declined, outcome_of
 from spec.loop.commit import RollbackCommit
 from spec.loop.limits import Emission, Progress, emit
 from spec.rounds import Context, Round, TargetPass
+from spec.values import checked_arguments
 
 
 class SeparateLoop(SpeculativeLoop):
@@ -33,12 +33,11 @@ class SeparateLoop(SpeculativeLoop):
         UserError: as `SpeculativeLoop`, or for another correction.
     """
 
+    @checked_arguments("loop")
     def __init__(
         self, target: Any, drafter: Any = None, *, correction: Literal["decode", "replay"] = "decode", **parts: Any
     ) -> None:
         super().__init__(target, drafter, **parts)
-        if correction not in ("decode", "replay"):
-            raise UserError(f"loop.correction must be decode or replay, got {correction!r}")
         self.correction = correction
 
     @override

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import mlx.core as mx
+from pydantic import Field
 
 from spec.errors import UserError
 from spec.rounds import TargetPass
+from spec.values import checked_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +36,19 @@ class TargetSession:
 
     can_trim = True
 
+    @checked_arguments("")
     def __init__(
         self,
         model: Any,
         *,
         tapped_layers: Sequence[int] = (),
-        max_rollback: int = 0,
+        max_rollback: Annotated[int, Field(ge=0)] = 0,
         context_length: int | None = None,
-        prefill_chunk: int = 512,
+        prefill_chunk: Annotated[int, Field(ge=1)] = 512,
     ) -> None:
         longest = model.args.max_position_embeddings
         if context_length is not None and not 0 < context_length <= longest:
             raise UserError(f"context must lie in 1..{longest}, what the target was made for, got {context_length}")
-        if prefill_chunk < 1:
-            raise UserError(f"prefill_chunk must be 1 or more, got {prefill_chunk}")
         self.model = model
         self.tapped_layers = tuple(tapped_layers)
         self.max_rollback = max_rollback

@@ -74,7 +74,7 @@ def test_a_drafter_that_was_never_calibrated_works_as_before(target: Model, fold
 
 
 def test_another_calibration_is_refused(target: Model, folder: Path) -> None:
-    with pytest.raises(UserError, match="calibration must be auto, greedy, matched, sampled or null, got 'cold'"):
+    with pytest.raises(UserError, match="calibration must be auto, greedy, matched or sampled, got 'cold'"):
         DSparkDrafter(load_dspark(folder, target=target), calibration="cold")
 
 
