@@ -94,15 +94,12 @@ def check_verdict(verdict: Any, proposal: Proposal, rows: int, vocab_size: int, 
     accepted, token = verdict.accepted, verdict.next_token
     if type(accepted) is not int or not 0 <= accepted <= count:
         raise PartError(
-            f"verifier: {name} accepted {_shown(accepted)} of {count} drafts, wanted an integer in 0..{count}"
+            f"verifier: {name} accepted {_shown(accepted)} of {count} drafts, wanted a whole number of them"
         )
-    has_row = accepted < rows
-    if token is None and not has_row:
-        return verdict
-    if type(token) is not int or not 0 <= token < vocab_size:
-        raise PartError(
-            f"verifier: {name} chose the next token {_shown(token)}, wanted a Python integer in 0..{vocab_size - 1}"
-        )
+    has_none = token is None and accepted == rows  # no row is left for a bonus
+    if not has_none and (type(token) is not int or not 0 <= token < vocab_size):
+        wanted = f"a Python integer in 0..{vocab_size - 1}"
+        raise PartError(f"verifier: {name} chose the next token {_shown(token)}, wanted {wanted}")
     return verdict
 
 
