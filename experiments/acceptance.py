@@ -6,11 +6,12 @@ text as an anchor, the same ones for all drafters, which is what quantized draft
 which drafts at all positions at once. Intervals are over resampled sequences; a difference to the reference is over the
 same ones.
 
-Make the recordings with ``python -m experiments.generate``. Quick on a GPU; on a CPU the plain wheel's BLAS takes
+Make the recordings with ``python -m experiments.pair.generate``. Quick on a GPU; on a CPU the plain wheel's BLAS takes
 minutes a drafter, a real one (``LD_PRELOAD`` of OpenBLAS or MKL) a fraction.
 """
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,11 @@ from experiments.evaluation.bootstrap import Estimate, Sums, difference, ratio
 from experiments.evaluation.continuations import Continuation, batches, group_names, load_continuations, members
 from experiments.evaluation.drafters import Features, Named, default_dtype, make_drafter
 from experiments.evaluation.walk import walk
-from experiments.program import run
-from models import load_model
+from models import ModelError, load_model
 from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.repetition import repeated_ngram_share
+from spec.programs.frame import run
 from spec.protocols import Round
 from spec.summary import acceptance
 
@@ -213,7 +214,7 @@ def _cell(row: Mapping[str, Any], figure: str) -> str:
     return f"{value['value']:.3f} ({gap['low']:+.3f} to {gap['high']:+.3f})"
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="acceptance")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="acceptance")
 def main(config: DictConfig) -> None:
     """Measures, prints tables and writes ``output``."""
     entries = _chosen(config)
@@ -264,4 +265,4 @@ def _texts(value: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

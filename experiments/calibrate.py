@@ -14,6 +14,7 @@ of what precedes the block, and have no such remainder.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,13 @@ from experiments.evaluation.drafters import default_dtype, prepare
 from experiments.evaluation.forecast import BINS, auroc, brier_score, expected_calibration_error
 from experiments.evaluation.scaling import GRID, MIN_POSITIONS, conditional, fit_affine, fit_temperatures, survival
 from experiments.evaluation.scored import Scored, score
-from experiments.program import run
-from experiments.training.export import update_config
-from models import load_dspark, load_model
+from experiments.pair.training.export import update_config
+from models import ModelError, load_dspark, load_model
 from models.dspark.config import CALIBRATIONS
 from models.loading import find_checkpoint
 from spec.errors import UserError
 from spec.measure.environment import describe
+from spec.programs.frame import run
 
 AIM = 0.02
 """Calibration error at every position that a calibrated head should keep to (the paper reports 0.4 to 2.0%)."""
@@ -119,7 +120,7 @@ def calibrate(fitted: Scored, judged: Scored, judged_on: Sequence[Continuation],
         if len(part.accepted) < MIN_POSITIONS:
             raise UserError(
                 f"{name}: wanted {MIN_POSITIONS} positions or more at temperature {temperature:g}, got "
-                f"{len(part.accepted)}: generate more with python -m experiments.generate"
+                f"{len(part.accepted)}: generate more with python -m experiments.pair.generate"
             )
     temperatures = fit_temperatures(fitted.logits, fitted.survived)
     scales, biases = fit_affine(fitted.logits, fitted.chances, fitted.is_reached)
@@ -182,7 +183,7 @@ def print_result(name: str, result: Mapping[str, Any], console: Console) -> None
         console.print(f"{name}: the temperature of position {result['at_edge']} lies at the edge of the grid")
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="calibrate")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="calibrate")
 def main(config: DictConfig) -> None:
     """Fits, judges, prints, draws, and stores the temperatures beside the drafter."""
     wanted = _wanted(config)
@@ -202,7 +203,7 @@ def main(config: DictConfig) -> None:
         if lacking:
             raise UserError(
                 f"sets: {', '.join(lacking)} cannot be fitted, {where}={config[where]} has no sequences of "
-                f"temperature {wanted[lacking[0]]:g}: generate them with python -m experiments.generate, or leave "
+                f"temperature {wanted[lacking[0]]:g}: generate them with python -m experiments.pair.generate, or leave "
                 "these sets out"
             )
     console = Console(width=None if Console().is_terminal else 150)
@@ -268,4 +269,4 @@ def _texts(value: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -7,6 +7,7 @@ comparable although the tokens differ. Best on a GPU.
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import hydra
@@ -17,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from experiments.data.documents import CLASSES, read_documents
-from experiments.data.smollm import LanguageModel, find_gguf, load_llama
-from experiments.program import run
+from experiments.pair.data.documents import CLASSES, read_documents
+from experiments.pair.data.smollm import LanguageModel, find_gguf, load_llama
+from models import ModelError
+from spec.programs.frame import run
 
 
 def windows(tokens: list[int], length: int) -> list[tuple[list[int], int]]:
@@ -65,7 +67,7 @@ def document_bits(language_model: LanguageModel, texts: list[str], length: int, 
     return bits
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="evaluate_reference")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="evaluate_reference")
 def main(config: DictConfig) -> None:
     """Evaluates, prints a table and writes it to ``output`` as JSON."""
     language_model = load_llama(find_gguf(Path(config.downloads)), config.dtype)
@@ -89,4 +91,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -1,11 +1,12 @@
 """Bits per byte of a target on all held-out text: ``python -m experiments.evaluate_target``.
 
-Needs the tokens of `experiments.tokens`; stands beside the figures of `experiments.ngram_baseline` and
+Needs the tokens of `experiments.pair.tokens`; stands beside the figures of `experiments.ngram_baseline` and
 `experiments.evaluate_reference` where those have been run. With ``storage=fp8`` the target's weights are first rounded
 as a base checkpoint of the real model stores them.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import hydra
@@ -14,15 +15,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from experiments.program import run
-from experiments.training.batches import load_tokens
-from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
-from experiments.training.storage import round_as_fp8_checkpoint
-from models import load_model
+from experiments.pair.training.batches import load_tokens
+from experiments.pair.training.evaluation import bits_per_byte, read_bytes_per_token
+from experiments.pair.training.storage import round_as_fp8_checkpoint
+from models import ModelError, load_model
 from spec.errors import UserError
+from spec.programs.frame import run
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="evaluate_target")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="evaluate_target")
 def main(config: DictConfig) -> None:
     """Evaluates, prints a table and writes it to ``output`` as JSON."""
     target = load_model(config.target, config.dtype)
@@ -76,4 +77,4 @@ def _reference_figures(file: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

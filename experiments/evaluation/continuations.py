@@ -9,7 +9,7 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from omegaconf import OmegaConf
 
-from experiments.data.generations import Generations, load_generations
+from experiments.pair.data.generations import Generations, load_generations
 from models.loading import find_checkpoint, load_matching_tokenizer, read_target_config
 from spec.errors import UserError
 from spec.measure.records import RUNS, read_lines
@@ -66,7 +66,7 @@ def load_continuations(
     """Reads recorded continuations.
 
     Args:
-        sources: ``.npz`` files, folders or globs of them as `experiments.generate` writes, and output folders of
+        sources: ``.npz`` files, folders or globs of them as `experiments.pair.generate` writes, and output folders of
             ``spec.run`` (their prompts are read from the prompt files that the run used).
         target: the checkpoint folder that they came from; its tokenizer encodes the prompts of ``spec.run``.
         temperatures: only these; None takes all.

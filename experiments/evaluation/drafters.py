@@ -72,7 +72,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
 
 
 def default_dtype() -> str:
-    """``float32`` on a CPU, ``bfloat16`` elsewhere, as `experiments.generate` decodes."""
+    """``float32`` on a CPU, ``bfloat16`` elsewhere, as `experiments.pair.generate` decodes."""
     return "float32" if backend() == "cpu" else "bfloat16"
 
 

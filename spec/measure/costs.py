@@ -1,6 +1,6 @@
 """What the steps of a round cost, as a table: the only thing that a decision or a virtual clock may know of time.
 
-A table is measured once (on the machine named in its file, or on this one by ``python -m experiments.measure_costs``)
+A table is measured once (on the machine named in its file, or on this one by ``python -m spec.measure_costs``)
 and supplied, so that a block policy stays a pure function and a reported saving can be computed again anywhere.
 """
 
@@ -72,7 +72,7 @@ class CostTable:
 
     @classmethod
     def load(cls, path: str) -> "CostTable":
-        """Reads the table that ``python -m experiments.measure_costs`` wrote.
+        """Reads the table that ``python -m spec.measure_costs`` wrote.
 
         Args:
             path: YAML file; relative to the working folder.
@@ -86,7 +86,7 @@ class CostTable:
         except OSError as error:
             raise UserError(
                 f"costs: {path} cannot be read ({error.strerror}): measure this machine first, with "
-                "python -m experiments.measure_costs"
+                "python -m spec.measure_costs"
             ) from error
         except (yaml.YAMLError, TypeError) as error:
             raise UserError(f"costs: {path} holds no cost table: {error}") from error

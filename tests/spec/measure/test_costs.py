@@ -71,7 +71,7 @@ def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
     costs = table(replay_token=11.5)
     costs.save(tmp_path / "new" / "costs.yaml")
     assert CostTable.load(str(tmp_path / "new" / "costs.yaml")) == costs
-    with pytest.raises(UserError, match=r"python -m experiments\.measure_costs"):
+    with pytest.raises(UserError, match=r"python -m spec\.measure_costs"):
         CostTable.load(str(tmp_path / "none.yaml"))
     (tmp_path / "broken.yaml").write_text("name: x\nspeed: 3\n")
     with pytest.raises(UserError, match="no cost table"):
