@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
-from tqdm import tqdm
 
 from experiments.pair.data.documents import CLASSES, read_documents
 from experiments.pair.data.smollm import LanguageModel, find_gguf, load_llama
@@ -51,7 +51,7 @@ def document_bits(language_model: LanguageModel, texts: list[str], length: int, 
         key=lambda pair: len(pair[0]),
     )
     bits = 0.0
-    for first in tqdm(range(0, len(pairs), batch_size), unit="batch", mininterval=5):
+    for first in track(range(0, len(pairs), batch_size), description="batches", transient=True):
         group = pairs[first : first + batch_size]
         width = max(len(window) for window, _ in group)
         padded = np.array([window + [begin] * (width - len(window)) for window, _ in group], dtype=np.int32)

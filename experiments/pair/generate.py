@@ -19,7 +19,7 @@ import hydra
 import mlx.core as mx
 import numpy as np
 from omegaconf import DictConfig, ListConfig
-from tqdm import tqdm
+from rich.progress import track
 
 from experiments.evaluation.drafters import default_dtype
 from experiments.pair.data.beginnings import Beginnings, Prompts, Source, Windows
@@ -227,7 +227,8 @@ def main(config: DictConfig) -> None:
         raise UserError(f"shard {config.shard} has nothing to do: there are {source.batches} batches in all")
     check_settings([file for file in files.values() if file.is_file()], settings)
     begun, made = time.perf_counter(), 0
-    for number in tqdm([number for number, file in files.items() if not file.is_file()], unit="batch"):
+    missing = [number for number, file in files.items() if not file.is_file()]
+    for number in track(missing, description="batches", transient=True):
         beginnings = source.batch(number)
         key = mx.random.key(stable_hash(f"{config.seed}/{number}"))
         rows = Generations(

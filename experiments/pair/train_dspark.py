@@ -22,27 +22,18 @@ import mlx.nn as nn
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.pair.training import judging
-from experiments.pair.training.curves import draw_curves
-from experiments.pair.training.drafter import set_biases, train_drafter
+from experiments.pair.training.balancing import set_biases
+from experiments.pair.training.drafter import load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
-from experiments.pair.training.initial import initialize
-from experiments.pair.training.judging import Judged, block_loss, compare, mean_by_position
-from experiments.pair.training.parallel import process_group, rank_of, wait_for_all
-from models import ModelError, load_model
+from experiments.pair.training.judging import DSparkLossWeights, Judged, block_loss, compare, mean_by_position
+from experiments.pair.training.startup import start
+from models import ModelError
 from models.deepseek_v4 import Model
 from models.deepseek_v4.probe import Probe
 from models.dspark import DSparkConfig, Network
 from models.formats.checkpoint import checkpoint_tensors
 from spec.errors import UserError
 from spec.programs.frame import run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weights(judging.Weights):
-    """Adds the weight of the confidence head's term."""
-
-    confidence: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +74,7 @@ def judge_blocks(
 def loss_function(
     network: Network,
     target: Model,
-    weights: Weights,
+    weights: DSparkLossWeights,
     parameters: dict[str, Any],
     phase: None,
     tokens: mx.array,
@@ -92,7 +83,7 @@ def loss_function(
 ) -> tuple[mx.array, dict[str, Any]]:
     """The paper's loss over all blocks; arguments as `judge_blocks`."""
     network.update(parameters)
-    set_biases(network, biases)
+    set_biases(network.mtp, biases)
     probe = Probe()
     judged = judge_blocks(network, target, tokens, anchors, probe)
     loss, auxiliary = block_loss(judged, weights, probe)
@@ -105,31 +96,21 @@ def loss_function(
 @hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="train_dspark")
 def main(config: DictConfig) -> None:
     """Trains, evaluates and exports as the config says; continues an interrupted run."""
-    folder, destination = Path(config.folder), Path(config.destination)
-    group = process_group()
-    if rank_of(group) == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    target = load_model(config.target, config.plan.dtype)
-    # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
-    target.train().freeze()
+    group, destination = start(config), Path(config.destination)
+    target = load_frozen_target(config.target, config.plan.dtype)
     values = OmegaConf.to_container(config.model, resolve=True)
     try:
         drafter = DSparkConfig.from_dict(values, target.args, config.stages)
     except ValueError as error:
         raise UserError(f"model.{error}") from error
     network = Network(drafter, target)
-    initialize(network, config.stages, config.seed)
-    network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights))
 
     def export() -> None:
         write_shards(destination, checkpoint_tensors(network, mx.bfloat16), stem="mtp")
         update_config(destination, values, replaced="dspark_")  # an older drafter's calibration is none of this one's
-        draw_curves(folder)
 
     train_drafter(network, network.block_size, loss, partial(judge_blocks, network, target), config, group, export)
-    wait_for_all(group)  # a launcher may end all processes when one has ended
 
 
 if __name__ == "__main__":

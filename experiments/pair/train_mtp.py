@@ -20,13 +20,12 @@ import mlx.core as mx
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.pair.training.curves import draw_curves
-from experiments.pair.training.drafter import set_biases, train_drafter
+from experiments.pair.training.balancing import set_biases
+from experiments.pair.training.drafter import load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
-from experiments.pair.training.initial import initialize
-from experiments.pair.training.judging import Judged, Weights, block_loss, compare
-from experiments.pair.training.parallel import process_group, rank_of, wait_for_all
-from models import ModelError, load_model
+from experiments.pair.training.judging import Judged, LossWeights, block_loss, compare
+from experiments.pair.training.startup import start
+from models import ModelError
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.probe import Probe
 from models.formats.checkpoint import checkpoint_tensors
@@ -59,7 +58,7 @@ def judge_chains(
 def loss_function(
     network: Network,
     target: Model,
-    weights: Weights,
+    weights: LossWeights,
     depth: int,
     parameters: dict[str, Any],
     phase: None,
@@ -69,7 +68,7 @@ def loss_function(
 ) -> tuple[mx.array, dict[str, Any]]:
     """The loss over all chains; arguments as `judge_chains`."""
     network.update(parameters)
-    set_biases(network, biases)
+    set_biases(network.mtp, biases)
     probe = Probe()
     judged = judge_chains(network, target, tokens, anchors, depth, probe)
     return block_loss(judged, weights, probe)
@@ -106,31 +105,18 @@ def export(network: Network, target_folder: Path, destination: Path) -> None:
 @hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="train_mtp")
 def main(config: DictConfig) -> None:
     """Trains, evaluates and exports as the config says; continues an interrupted run."""
-    group = process_group()
-    folder, destination, source = Path(config.folder), Path(config.destination), find_checkpoint(config.target)
+    destination, source = Path(config.destination), find_checkpoint(config.target)
     if destination.resolve() == source.resolve():
         raise UserError(
             "destination: wanted another folder than the target's, whose mtp-*.safetensors may be DSpark's, got "
             f"{destination}: take its sub-folder {destination / 'mtp'}"
         )
-    if rank_of(group) == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    target = load_model(source, config.plan.dtype)
-    # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
-    target.train().freeze()
+    group = start(config)
+    target = load_frozen_target(source, config.plan.dtype)
     network = Network(target, config=check_sizes(config, target.args))
-    initialize(network, 1, config.seed)
-    network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)
     judge = partial(judge_chains, network, target, depth=config.depth)
-
-    def write() -> None:
-        export(network, source, destination)
-        draw_curves(folder)
-
-    train_drafter(network, config.depth, loss, judge, config, group, write)
-    wait_for_all(group)  # a launcher may end all processes when one has ended
+    train_drafter(network, config.depth, loss, judge, config, group, partial(export, network, source, destination))
 
 
 if __name__ == "__main__":

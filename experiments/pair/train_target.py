@@ -18,13 +18,15 @@ import mlx.nn as nn
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.pair.training.balancing import Balancer, selection_biases, set_biases
 from experiments.pair.training.batches import WindowSampler, load_tokens
 from experiments.pair.training.curves import draw_curves
 from experiments.pair.training.evaluation import bits_per_byte, read_bytes_per_token
 from experiments.pair.training.export import update_config, write_shards
 from experiments.pair.training.initial import initialize
 from experiments.pair.training.loop import Trainer
-from experiments.pair.training.parallel import process_group, rank_of, wait_for_all
+from experiments.pair.training.parallel import rank_of, wait_for_all
+from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.probe import Probe
@@ -42,41 +44,13 @@ def loss_function(
         tokens: (B, T) int32. biases: selection bias of each score-routed layer, by its number.
     """
     model.update(parameters)
-    set_biases(model, biases)
+    set_biases(model.layers, biases)
     probe = Probe(is_dense=is_dense)
     logits = model(tokens, probe=probe)[:, :-1]
     cross_entropy = nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
     alignment = mx.stack(probe.alignment).mean() if probe.alignment else mx.array(0.0)
     load = {str(layer): value for layer, value in probe.load.items()}
     return cross_entropy + alignment, {"cross_entropy": cross_entropy, "alignment": alignment, "load": load}
-
-
-def set_biases(model: Model, biases: dict[str, mx.array]) -> None:
-    """Puts selection biases (E,) into their layers."""
-    for layer, bias in biases.items():
-        model.layers[int(layer)].ffn.gate.bias = bias
-
-
-class Balancer:
-    """Keeps and moves the selection biases.
-
-    Args:
-        biases: (E,) float32 by layer. rate: how far a bias moves a step.
-    """
-
-    def __init__(self, biases: dict[str, mx.array], rate: float) -> None:
-        self.biases = biases
-        self.rate = rate
-
-    def after_step(self, auxiliary: dict[str, Any]) -> None:
-        """Moves every bias against its expert's load; adds the worst overload (load over mean) to the log."""
-        load = auxiliary.pop("load")
-        overload = mx.array(0.0)
-        for layer, counts in load.items():
-            mean = counts.mean()
-            self.biases[layer] = self.biases[layer] + self.rate * mx.sign(mean - counts)
-            overload = mx.maximum(overload, counts.max() / mean)
-        auxiliary["worst_overload"] = overload
 
 
 def export(model: Model, folder: Path, values: dict[str, Any]) -> None:
@@ -91,10 +65,7 @@ def main(config: DictConfig) -> None:
     values = OmegaConf.to_container(config.model, resolve=True)
     model = Model(DeepseekV4Config.from_dict(values))
     folder, destination = Path(config.folder), Path(config.destination)
-    group = process_group()
-    if rank_of(group) == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+    group = start(config)
     initialize(model, config.model.num_hidden_layers, config.seed)
     model.train()
     tokens = load_tokens(config.data.train)
@@ -104,14 +75,13 @@ def main(config: DictConfig) -> None:
         tokens, config.data.shares, config.batch_size, config.length, config.seed, rank=rank_of(group)
     )
     plan = instantiate(config.plan)
-    biases = {str(number): layer.ffn.gate.bias for number, layer in enumerate(model.layers) if "bias" in layer.ffn.gate}
-    balancer = Balancer(biases, config.balance_rate)
+    balancer = Balancer(selection_biases(model.layers), config.balance_rate)
     loss = partial(loss_function, model)
     trainer = Trainer(model.trainable_parameters(), loss, plan, folder, balancer.biases, group)
 
     def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
         model.update(parameters)
-        set_biases(model, balancer.biases)
+        set_biases(model.layers, balancer.biases)
         figures = bits_per_byte(
             model,
             held_out,
@@ -133,7 +103,7 @@ def main(config: DictConfig) -> None:
     )
     if trainer.is_first:
         model.update(trainer.parameters)
-        set_biases(model, balancer.biases)
+        set_biases(model.layers, balancer.biases)
         export(model, destination, {"architectures": ["DeepseekV4ForCausalLM"], "torch_dtype": "bfloat16", **values})
         draw_curves(folder)
         print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; checkpoint in {destination}")

@@ -9,17 +9,31 @@ import mlx.nn as nn
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.pair.train_target import Balancer
+from experiments.pair.training.balancing import Balancer, selection_biases, set_biases
 from experiments.pair.training.batches import BlockSampler
+from experiments.pair.training.curves import draw_curves
+from experiments.pair.training.initial import initialize
 from experiments.pair.training.judging import HeldOut, Judge
 from experiments.pair.training.loop import LossFunction, Trainer
-from experiments.pair.training.parallel import Group, rank_of
+from experiments.pair.training.parallel import Group, rank_of, wait_for_all
+from models import load_model
+from models.deepseek_v4 import Model
 
 
-def set_biases(network: nn.Module, biases: dict[str, mx.array]) -> None:
-    """Puts selection biases (E,) into their stages."""
-    for stage, bias in biases.items():
-        network.mtp[int(stage)].ffn.gate.bias = bias
+def load_frozen_target(path: str | Path, dtype: str) -> Model:
+    """The target that a drafter is trained for.
+
+    It is in training mode, which evaluates every expert at once: faster for wide passes of a small model.
+
+    Args:
+        path: checkpoint folder. dtype: of the arithmetic.
+
+    Raises:
+        ModelError: as `models.load_model`.
+    """
+    target = load_model(path, dtype)
+    target.train().freeze()
+    return target
 
 
 def train_drafter(
@@ -31,28 +45,31 @@ def train_drafter(
     group: Group | None,
     export: Callable[[], None],
 ) -> None:
-    """Trains, evaluates and exports a drafter as its program's configuration says; continues an interrupted run.
+    """Initializes, trains, evaluates and exports a drafter as its configuration says; continues an interrupted run.
+
+    Returns when every process of the group has come to the end.
 
     Args:
         network: filled in place; its stages are ``network.mtp``.
         gamma: tokens of a block.
         loss: ``(parameters, phase, tokens, anchors, biases) -> (loss, auxiliary)``, with ``load`` by stage.
-        judge: blocks of the network as it stands, beside the target.
+        judge: compares blocks of the network, as it is at the time, with the target.
         config: of `train_dspark` or `train_mtp`.
         group: the processes that train together.
-        export: writes the network as it stands; called in rank 0 at the end.
+        export: writes the network; called in rank 0 at the end.
     """
     folder = Path(config.folder)
+    initialize(network, len(network.mtp), config.seed)
+    network.train()
     sampler = BlockSampler.from_config(config, gamma, rank_of(group))
     held_out = HeldOut(config, gamma)
-    biases = {str(number): stage.ffn.gate.bias for number, stage in enumerate(network.mtp)}
-    balancer = Balancer(biases, config.balance_rate)
+    balancer = Balancer(selection_biases(network.mtp), config.balance_rate)
     plan = instantiate(config.plan)
     trainer = Trainer(network.trainable_parameters(), loss, plan, folder, balancer.biases, group)
 
     def take(parameters: dict[str, Any]) -> None:
         network.update(parameters)
-        set_biases(network, balancer.biases)
+        set_biases(network.mtp, balancer.biases)
 
     def after_step(auxiliary: dict[str, Any]) -> None:
         balancer.after_step(auxiliary)
@@ -74,4 +91,6 @@ def train_drafter(
     if trainer.is_first:
         take(trainer.parameters)
         export()
+        draw_curves(folder)
         print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; {config.destination} written")
+    wait_for_all(group)  # a launcher may end all processes when one has ended

@@ -32,12 +32,19 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class LossWeights:
     """Weights of the terms that every drafter's loss has; a position's weight is ``exp(-k / position_decay)``."""
 
     cross_entropy: float = 0.1
     total_variation: float = 0.9
     position_decay: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkLossWeights(LossWeights):
+    """Adds the weight of the confidence head's term."""
+
+    confidence: float = 1.0
 
 
 Judge = Callable[[mx.array, mx.array], Judged]
@@ -66,7 +73,7 @@ def mean_by_position(values: mx.array, decay: float) -> mx.array:
     return (values.mean(axis=0) * (weights / weights.sum())).sum()
 
 
-def block_loss(judged: Judged, weights: Weights, probe: Probe) -> tuple[mx.array, dict[str, Any]]:
+def block_loss(judged: Judged, weights: LossWeights, probe: Probe) -> tuple[mx.array, dict[str, Any]]:
     """The weighted cross entropy and total variation, and what the log has of every drafter: each term, the experts'
     ``load`` by stage from the probe, the share of argmax matches by position."""
     cross_entropy = mean_by_position(judged.cross_entropy, weights.position_decay)

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
-from tqdm import tqdm
+from rich.progress import track
 
 from experiments.pair.training.flat import FlatLayout, Tree
 from experiments.pair.training.parallel import Group, first_says, mean_over_processes, rank_of, values_of_all
@@ -174,8 +174,14 @@ class Trainer:
         begun = mark = time.perf_counter()
         tokens = 0
         previous = mx.array(0.0)
-        progress = tqdm(total=self.plan.steps, initial=self.step, unit="step", mininterval=5, disable=not self.is_first)
-        while self.step < self.plan.steps:
+        for _ in track(
+            range(self.step, self.plan.steps),
+            description="steps",
+            total=self.plan.steps,
+            completed=self.step,
+            transient=True,
+            disable=not self.is_first,
+        ):
             value, auxiliary = self._step(phase(self.step), *batch(self.step))
             after_step(auxiliary)
             mx.async_eval(self.vectors, self.optimizer.state, value, auxiliary)
@@ -183,7 +189,6 @@ class Trainer:
             previous = value
             tokens += self.processes * (tokens_per_step(self.step) if callable(tokens_per_step) else tokens_per_step)
             self.step += 1
-            progress.update()
             is_last = self.step == self.plan.steps
             is_marked = self.step % self.plan.log_every == 0
             if self.is_first and (is_marked or is_last):
@@ -192,7 +197,6 @@ class Trainer:
                 now = time.perf_counter()
                 line["tokens_per_s"] = tokens / (now - mark)
                 mark, tokens = now, 0
-                progress.set_postfix(loss=f"{line['loss']:.3f}")
                 self._log(line)
             if self.is_first and evaluate is not None and (self.step % self.plan.evaluate_every == 0 or is_last):
                 self._log({"step": self.step, "evaluation": evaluate(self.arithmetic_parameters())})
@@ -206,7 +210,6 @@ class Trainer:
             if is_over:
                 break
         mx.eval(self.vectors, self.extra)  # before a process may end, it has done its part of the last sum
-        progress.close()
         return self.step >= self.plan.steps
 
     def _log(self, line: dict[str, Any]) -> None:

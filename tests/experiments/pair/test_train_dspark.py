@@ -10,10 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 from experiments.pair import train_dspark
-from experiments.pair.train_dspark import Weights, judge_blocks
-from experiments.pair.training import curves
+from experiments.pair.train_dspark import judge_blocks
+from experiments.pair.training import curves, drafter
 from experiments.pair.training.batches import BlockSampler
 from experiments.pair.training.initial import initialize
+from experiments.pair.training.judging import DSparkLossWeights
 from models import Model, load_dspark, load_model
 from models.dspark import Network
 from spec import DSparkDrafter, RandomStream, UserError, collect
@@ -66,7 +67,7 @@ def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
     assert judged.is_match[0].tolist() == (p.argmax(axis=-1) == q.argmax(axis=-1)).astype(float).tolist()
     np.testing.assert_allclose(judged.confidence_logits[0], confidence, atol=1e-4)
 
-    weights = Weights(cross_entropy=0.2, total_variation=0.7, confidence=0.4, position_decay=3.0)
+    weights = DSparkLossWeights(cross_entropy=0.2, total_variation=0.7, confidence=0.4, position_decay=3.0)
     arguments = (mx.array([[anchor]]), {})
     loss, _ = train_dspark.loss_function(network, target, weights, {}, None, tokens, *arguments)
     by_position = np.exp(-np.arange(gamma) / 3.0)
@@ -117,7 +118,9 @@ def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
             return logits, values
 
         anchors = mx.array([[5, 20, 40]])
-        return train_dspark.loss_function(network, frozen, Weights(), parameters, None, tokens, anchors, {})[0]
+        return train_dspark.loss_function(network, frozen, DSparkLossWeights(), parameters, None, tokens, anchors, {})[
+            0
+        ]
 
     logits, features = target(tokens, tapped_layers=network.tapped_layers)
     own, of_features, of_logits = mx.grad(loss, argnums=(0, 1, 2))(network.trainable_parameters(), features, logits)
@@ -133,7 +136,7 @@ def test_the_confidence_loss_does_not_make_its_label_easier() -> None:
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
 
     def loss(parameters: dict) -> mx.array:
-        weights, anchors = Weights(cross_entropy=0.0, total_variation=0.0), mx.array([[5, 20]])
+        weights, anchors = DSparkLossWeights(cross_entropy=0.0, total_variation=0.0), mx.array([[5, 20]])
         return train_dspark.loss_function(network, target, weights, parameters, None, tokens, anchors, {})[0]
 
     found = mx.grad(loss)(network.trainable_parameters())["mtp"][-1]
@@ -160,7 +163,7 @@ def train_drafter(
     data: Path, target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[Model, Network]:
     """Runs the program for few steps into a folder of its own; the target and the drafter as others load them."""
-    monkeypatch.setattr(train_dspark, "draw_curves", lambda folder: None)
+    monkeypatch.setattr(drafter, "draw_curves", lambda folder: None)
     given = {"target": target, "plan.steps": 2, "plan.evaluate_every": 2, "evaluation_windows": 1}
     train_dspark.main(toy_config("train_dspark", data, folder, **(given | changes)))
     model = load_model(target, "float32")

@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import pair
 from experiments.pair import train_mtp
-from experiments.pair.train_mtp import Weights, judge_chains, loss_function
-from experiments.pair.train_target import Balancer
-from experiments.pair.training import curves
+from experiments.pair.train_mtp import judge_chains, loss_function
+from experiments.pair.training import curves, drafter
+from experiments.pair.training.balancing import Balancer
 from experiments.pair.training.initial import initialize
+from experiments.pair.training.judging import LossWeights
 from experiments.pair.training.loop import Plan, Trainer
 from models import Model, load_dspark, load_model, load_mtp
 from models.mtp import Network
@@ -99,7 +100,7 @@ def trained(data: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("trained")
     shutil.copytree(checkpoint, folder / "target")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_mtp, "draw_curves", lambda folder: None)  # drawing takes longer than the training does
+        patch.setattr(drafter, "draw_curves", lambda folder: None)  # drawing takes longer than the training does
         train_mtp.main(toy_config(data, folder, folder / "target"))
     return folder
 
@@ -176,7 +177,7 @@ def test_a_run_leaves_its_config_its_log_and_figures_of_held_out_text(trained: P
 def test_an_interrupted_run_is_the_unbroken_one(
     data: Path, trained: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_mtp, "draw_curves", lambda folder: None)
+    monkeypatch.setattr(drafter, "draw_curves", lambda folder: None)
     shutil.copytree(checkpoint, tmp_path / "target")
     for _ in range(3):  # stops in good order after one step each
         train_mtp.main(toy_config(data, tmp_path, tmp_path / "target", max_seconds=0))
@@ -213,7 +214,7 @@ def test_the_shipped_plan() -> None:
     with initialize_config_dir(str(Path(pair.__file__).parent / "configs"), version_base=None):
         config = compose("train_mtp")
     assert isinstance(instantiate(config.plan), Plan)
-    assert isinstance(instantiate(config.weights), Weights)
+    assert isinstance(instantiate(config.weights), LossWeights)
     assert Path(config.destination) == Path(config.target) / "mtp"
     assert sum(config.data.shares.values()) == pytest.approx(1)
     assert not any(OmegaConf.to_container(config.model).values())  # the target's own numbers
@@ -265,7 +266,7 @@ def test_a_chain_is_judged_by_the_formulas(anchor: int) -> None:
     np.testing.assert_allclose(judged.cross_entropy[0], cross_entropy, atol=1e-4)
     assert judged.is_match[0].tolist() == (p.argmax(axis=-1) == q.argmax(axis=-1)).astype(float).tolist()
 
-    weights = Weights(cross_entropy=0.2, total_variation=0.7, position_decay=3.0)
+    weights = LossWeights(cross_entropy=0.2, total_variation=0.7, position_decay=3.0)
     loss, _ = loss_function(network, target, weights, DEPTH, {}, None, tokens, mx.array([[anchor]]), {})
     by_step = np.exp(-np.arange(DEPTH) / 3.0)
     expected = ((0.2 * cross_entropy + 0.7 * total_variation) * by_step / by_step.sum()).sum()
@@ -281,7 +282,7 @@ def test_every_parameter_learns_and_none_of_the_target_s() -> None:
         def frozen(*_: Any, **__: Any) -> tuple[mx.array, mx.array]:
             return wanted, values
 
-        return loss_function(network, frozen, Weights(), DEPTH, parameters, None, tokens, anchors, {})[0]
+        return loss_function(network, frozen, LossWeights(), DEPTH, parameters, None, tokens, anchors, {})[0]
 
     own, of_streams, of_logits = mx.grad(loss, argnums=(0, 1, 2))(network.trainable_parameters(), streams, logits)
     assert not of_streams.any()
@@ -306,7 +307,7 @@ def test_the_gradient_is_the_loss_s_slope() -> None:
         parts = {name: value for (name, _), value in zip(tree_flatten(parameters), values, strict=True)}
         network.load_weights(list(parts.items()), strict=False)
         return loss_function(
-            network, lambda *_, **__: (logits, streams), Weights(), DEPTH, {}, None, tokens, anchors, {}
+            network, lambda *_, **__: (logits, streams), LossWeights(), DEPTH, {}, None, tokens, anchors, {}
         )[0]
 
     start = [array for _, array in tree_flatten(parameters)]
@@ -324,7 +325,7 @@ def test_the_losses_fall_on_text_that_can_be_learnt(tmp_path: Path) -> None:
     balancer = Balancer({"0": network.mtp[0].ffn.gate.bias}, 0.001)
     text = toy_text(1000, 0).astype(np.int32)
     before = [np.array(array) for _, array in tree_flatten(target.parameters())]
-    loss = partial(loss_function, network, target, Weights(), DEPTH)
+    loss = partial(loss_function, network, target, LossWeights(), DEPTH)
     trainer = Trainer(network.trainable_parameters(), loss, toy_plan(), tmp_path, extra=balancer.biases)
 
     def batch(step: int) -> tuple[Any, ...]:

@@ -13,10 +13,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from experiments.pair import train_dspark, train_target
-from experiments.pair.train_dspark import Weights
-from experiments.pair.train_target import Balancer
-from experiments.pair.training import curves
+from experiments.pair.training import curves, drafter
+from experiments.pair.training.balancing import Balancer
 from experiments.pair.training.batches import sample_anchors
+from experiments.pair.training.judging import DSparkLossWeights
 from experiments.pair.training.loop import Trainer
 from models import Model, load_dspark, load_model
 from models.deepseek_v4.probe import Probe
@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the training does."""
     monkeypatch.setattr(train_target, "draw_curves", lambda folder: None)
-    monkeypatch.setattr(train_dspark, "draw_curves", lambda folder: None)
+    monkeypatch.setattr(drafter, "draw_curves", lambda folder: None)
 
 
 # --- the programs ---
@@ -61,14 +61,14 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_target, "draw_curves", lambda folder: None)
-        patch.setattr(train_dspark, "draw_curves", lambda folder: None)
+        patch.setattr(drafter, "draw_curves", lambda folder: None)
         train_target.main(toy_config("train_target", data, folder))
         target = read_tensors(folder / "checkpoint", "model")
         mx.eval(target)
-        drafter = toy_config(
+        config = toy_config(
             "train_dspark", data, folder, folder=folder / "drafter" / "run", target=folder / "checkpoint"
         )
-        train_dspark.main(drafter)
+        train_dspark.main(config)
     after = read_tensors(folder / "checkpoint", "model")
     assert after.keys() == target.keys()
     assert all(mx.array_equal(after[name], target[name]) for name in target)
@@ -199,7 +199,7 @@ def test_the_losses_fall_on_text_that_can_be_learnt(tmp_path: Path) -> None:
     network = toy_network(model)
     balancer = Balancer({str(stage): network.mtp[stage].ffn.gate.bias for stage in (0, 1)}, 0.001)
     before = [np.array(array) for _, array in tree_flatten(model.parameters())]
-    loss = partial(train_dspark.loss_function, network, model, Weights())
+    loss = partial(train_dspark.loss_function, network, model, DSparkLossWeights())
     trainer = Trainer(network.trainable_parameters(), loss, plan, tmp_path / "drafter", extra=balancer.biases)
     trainer.run(
         lambda step: (

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from experiments.pair import train_target
-from experiments.pair.train_target import Balancer
+from experiments.pair.training.balancing import Balancer
 from experiments.pair.training.loop import Trainer
 from experiments.pair.training.parallel import Group, process_group, rank_of, wait_for_all
 from tests.experiments.pair.training.toys import STEPS, toy_model, toy_plan, toy_sampler
