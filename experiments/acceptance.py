@@ -10,7 +10,6 @@ Make the recordings with ``python -m experiments.pair.generate``. Quick on a GPU
 minutes a drafter, a real one (``LD_PRELOAD`` of OpenBLAS or MKL) a fraction.
 """
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.evaluation.blocks import Blocks, BlocksDrafter, accepted_drafts, draft_everywhere
+from experiments.evaluation.blocks import BlocksDrafter, DraftedBlocks, accepted_drafts, draft_everywhere
 from experiments.evaluation.bootstrap import Estimate, Sums, difference, ratio
 from experiments.evaluation.continuations import Continuation, batches, group_names, load_continuations, members
-from experiments.evaluation.drafters import Features, Named, default_dtype, make_drafter
+from experiments.evaluation.drafters import DrafterEntry, Features, make_drafter
 from experiments.evaluation.walk import walk
+from experiments.results import write_json
+from experiments.settings import default_dtype, texts
 from models import ModelError, load_model
 from spec.errors import UserError
 from spec.measure.environment import describe
@@ -40,7 +41,7 @@ from spec.summary import acceptance
 
 
 @dataclass(kw_only=True)
-class Measured:
+class DrafterResult:
     """What one drafter did.
 
     Attributes:
@@ -65,8 +66,8 @@ class Measured:
 
 
 def measure(
-    continuations: Sequence[Continuation], drafters: Sequence[Named], target: Any, console: Console
-) -> dict[str, Measured]:
+    continuations: Sequence[Continuation], drafters: Sequence[DrafterEntry], target: Any, console: Console
+) -> dict[str, DrafterResult]:
     """Runs every drafter over every sequence.
 
     Args:
@@ -76,7 +77,7 @@ def measure(
     Returns:
         By drafter's name.
     """
-    measured = {item.name: Measured() for item in drafters}
+    measured = {item.name: DrafterResult() for item in drafters}
     # Positions that all blocks fit after, so that drafters of different lengths are judged at the same ones.
     longest = max((item.gamma for item in drafters if item.is_parallel), default=0)
     every = list(batches(continuations))
@@ -90,7 +91,7 @@ def measure(
                 spans = [range(one.start, len(one.tokens) - 1) for one in batch.continuations]
                 blocks = draft_everywhere(item.drafter.network, batch.tokens, tapped, spans)
                 for number, one, each in zip(batch.numbers, batch.continuations, blocks, strict=True):
-                    cut = Blocks(
+                    cut = DraftedBlocks(
                         first=each.first,
                         drafts=each.drafts[:, : item.gamma],
                         confidence_logits=each.confidence_logits[:, : item.gamma],
@@ -108,7 +109,7 @@ def measure(
 def describe_group(
     name: str,
     temperature: float,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, DrafterResult],
     reference: str | None,
     continuations: Sequence[Continuation],
 ) -> list[dict[str, Any]]:
@@ -158,7 +159,7 @@ def _survival(accepted: Sequence[np.ndarray]) -> list[float]:
 
 
 def report(
-    continuations: Sequence[Continuation], measured: Mapping[str, Measured], reference: str | None
+    continuations: Sequence[Continuation], measured: Mapping[str, DrafterResult], reference: str | None
 ) -> list[dict[str, Any]]:
     """The figures of every class (``all`` of them first), temperature and drafter.
 
@@ -219,7 +220,7 @@ def main(config: DictConfig) -> None:
     """Measures, prints tables and writes ``output``."""
     entries = _chosen(config)
     continuations = load_continuations(
-        _texts(config.continuations), config.target, temperatures=config.temperatures, limit=config.limit
+        texts(config.continuations), config.target, temperatures=config.temperatures, limit=config.limit
     )
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)
@@ -229,10 +230,8 @@ def main(config: DictConfig) -> None:
     measured = measure(continuations, drafters, target, console)
     rows = report(continuations, measured, config.reference)
     print_report(rows, config.reference, console)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     whole = {
-        "continuations": _texts(config.continuations),
+        "continuations": texts(config.continuations),
         "reference": config.reference,
         "drafters": {
             item.name: {"gamma": item.gamma} | OmegaConf.to_container(entries[item.name]) for item in drafters
@@ -241,8 +240,8 @@ def main(config: DictConfig) -> None:
         "environment": describe(seed=0, dtype=dtype, checkpoints={"target": target.path}),
         "rows": rows,
     }
-    output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-    console.print(f"{sum(item.seconds for item in measured.values()):.0f} s of drafting; figures in {output}")
+    write_json(config.output, whole)
+    console.print(f"{sum(item.seconds for item in measured.values()):.0f} s of drafting; figures in {config.output}")
 
 
 def _chosen(config: DictConfig) -> dict[str, DictConfig]:
@@ -251,17 +250,13 @@ def _chosen(config: DictConfig) -> dict[str, DictConfig]:
     Raises:
         UserError: one is asked for that is not configured, or there is none, or the reference is not among them.
     """
-    names = list(config.drafters) if config.only is None else _texts(config.only)
+    names = list(config.drafters) if config.only is None else texts(config.only)
     missing = [name for name in names if name not in config.drafters]
     if missing or not names:
         raise UserError(f"only: wanted some of {', '.join(config.drafters)}, got {', '.join(missing) or 'none'}")
     if config.reference is not None and config.reference not in names:
         raise UserError(f"reference: wanted null or one of {', '.join(names)}, got {config.reference!r}")
     return {name: config.drafters[name] for name in names}
-
-
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value]
 
 
 if __name__ == "__main__":

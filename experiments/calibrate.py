@@ -25,13 +25,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from experiments.evaluation.confidence_scores import ConfidenceScores, score
 from experiments.evaluation.continuations import Continuation, load_continuations, members
 from experiments.evaluation.diagram import draw_reliability
-from experiments.evaluation.drafters import default_dtype, prepare
+from experiments.evaluation.drafters import prepare
 from experiments.evaluation.forecast import BINS, auroc, brier_score, expected_calibration_error
 from experiments.evaluation.scaling import GRID, MIN_POSITIONS, conditional, fit_affine, fit_temperatures, survival
-from experiments.evaluation.scored import Scored, score
 from experiments.pair.training.export import update_config
+from experiments.results import write_json
+from experiments.settings import default_dtype, texts
 from models import ModelError, load_dspark, load_model
 from models.dspark.config import CALIBRATIONS
 from models.loading import find_checkpoint
@@ -65,7 +67,9 @@ def disjoint(judged: Sequence[Continuation], fitted: Sequence[Continuation]) -> 
     ]
 
 
-def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray | None = None) -> list[dict[str, Any]]:
+def judge(
+    scored: ConfidenceScores, scales: np.ndarray | None = None, biases: np.ndarray | None = None
+) -> list[dict[str, Any]]:
     """Figures by position.
 
     Args:
@@ -102,7 +106,9 @@ def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray |
     return rows
 
 
-def calibrate(fitted: Scored, judged: Scored, judged_on: Sequence[Continuation], temperature: float) -> dict[str, Any]:
+def calibrate(
+    fitted: ConfidenceScores, judged: ConfidenceScores, judged_on: Sequence[Continuation], temperature: float
+) -> dict[str, Any]:
     """Fits one set and judges the raw, the scaled and the affine confidences.
 
     Args:
@@ -190,7 +196,7 @@ def main(config: DictConfig) -> None:
     path = find_checkpoint(config.drafter or config.target)
     sets = {
         name: load_continuations(
-            _texts(config[name]), config.target, temperatures=sorted(set(wanted.values())), limit=config.limit
+            texts(config[name]), config.target, temperatures=sorted(set(wanted.values())), limit=config.limit
         )
         for name in ("fit", "judge")
     }
@@ -222,14 +228,10 @@ def main(config: DictConfig) -> None:
         print_result(name, result, console)
     console.print(f"{left_out} sequences of judge={config.judge} share their beginning with fit and were left out")
     output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    drawn = draw_reliability(
-        output.with_suffix(".png"), {name: (scored[name], result) for name, result in results.items()}
-    )
     temperatures = {name: [round(value, 4) for value in result["temperatures"]] for name, result in results.items()}
     whole = {
-        "fit": _texts(config.fit),
-        "judge": _texts(config.judge),
+        "fit": texts(config.fit),
+        "judge": texts(config.judge),
         "num_sequences": {"fit": len(sets["fit"]), "judge": len(judged_on), "left_out": left_out},
         "bins": BINS,
         "grid": {"least": float(GRID[0]), "most": float(GRID[-1]), "count": len(GRID), "spacing": "geometric"},
@@ -239,7 +241,10 @@ def main(config: DictConfig) -> None:
         ),
         "results": results,
     }
-    output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_json(output, whole)
+    drawn = draw_reliability(
+        output.with_suffix(".png"), {name: (scored[name], result) for name, result in results.items()}
+    )
     if config.store:
         present = json.loads((path / "config.json").read_text(encoding="utf-8")).get(KEY, {})
         update_config(path, {KEY: present | temperatures})
@@ -253,7 +258,7 @@ def _wanted(config: DictConfig) -> dict[str, float]:
     Raises:
         UserError: there is no such set, the temperature is none to sample at, or the seed is none.
     """
-    names = _texts(config.sets)
+    names = texts(config.sets)
     if not names or not set(names) <= set(CALIBRATIONS):
         raise UserError(f"sets: wanted one or more of {', '.join(CALIBRATIONS)}, got {names}")
     if type(config.seed) is not int or config.seed < 0:
@@ -262,10 +267,6 @@ def _wanted(config: DictConfig) -> dict[str, float]:
     if not is_number or config.sampled_temperature <= 0:
         raise UserError(f"sampled_temperature: wanted a number above 0, got {config.sampled_temperature!r}")
     return {name: 0.0 if name == "greedy" else float(config.sampled_temperature) for name in names}
-
-
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from spec.prompts import encode, load_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class LogitComparison:
     """Two implementations' logits (T, V) of one text.
 
     Attributes:
@@ -41,10 +41,10 @@ class Comparison:
     same_argmax: float
 
 
-def compare(ours: np.ndarray, reference: np.ndarray) -> Comparison:
+def compare(ours: np.ndarray, reference: np.ndarray) -> LogitComparison:
     """Compares logits (T, V) float32 of the same T tokens; a logit that is no number is an infinite gap."""
     gaps = np.abs(ours - reference)
-    return Comparison(
+    return LogitComparison(
         tokens=len(ours),
         largest_gap=float(np.where(np.isnan(gaps), np.inf, gaps).max()),
         deviation=float(reference.std()),

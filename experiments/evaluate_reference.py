@@ -5,7 +5,6 @@ reads each held-out document alone, after its own begin token, in half-overlappi
 comparable although the tokens differ. Best on a GPU.
 """
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from experiments.pair.data.documents import CLASSES, read_documents
 from experiments.pair.data.smollm import LanguageModel, find_gguf, load_llama
+from experiments.results import write_json
 from models import ModelError
 from spec.programs.frame import run
 
@@ -85,9 +85,7 @@ def main(config: DictConfig) -> None:
     for name, row in figures.items():
         table.add_row(name, f"{row['bits_per_byte']:.3f}", str(row["bytes"]))
     Console().print(table)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, figures)
 
 
 if __name__ == "__main__":

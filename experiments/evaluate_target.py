@@ -18,6 +18,7 @@ from rich.table import Table
 from experiments.pair.training.batches import load_tokens
 from experiments.pair.training.evaluation import bits_per_byte, read_bytes_per_token
 from experiments.pair.training.storage import round_as_fp8_checkpoint
+from experiments.results import write_json
 from models import ModelError, load_model
 from spec.errors import UserError
 from spec.programs.frame import run
@@ -54,9 +55,7 @@ def main(config: DictConfig) -> None:
     for name in figures:
         table.add_row(name, *(f"{column[name]:.4f}" if name in column else "-" for column in columns.values()))
     Console().print(table)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(columns, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, columns)
 
 
 def _ngram_figures(file: Path) -> dict[str, float]:

@@ -5,7 +5,6 @@ bits per byte by class and over all. Every token but the begin of sentence is sc
 denominator is the UTF-8 bytes of the texts.
 """
 
-import json
 import logging
 import sys
 import time
@@ -16,6 +15,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from experiments.pair.data.kneser_ney import KneserNeyModel
+from experiments.results import write_json
 from models import ModelError
 from spec.programs.frame import run
 
@@ -68,9 +68,7 @@ def main(config: DictConfig) -> None:
     rows = result["classes"].values()
     result["bits_per_byte"] = sum(row["bits"] for row in rows) / sum(row["bytes"] for row in rows)
     logger.info("%-16s %.4f bits a byte", "all", result["bits_per_byte"])
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, result)
 
 
 if __name__ == "__main__":

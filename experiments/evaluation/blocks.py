@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from experiments.evaluation.coupling import CoupledChain, Recorded
+from experiments.evaluation.coupling import CoupledChain, RecordedBatch
 from models.dspark import Network
 from spec.protocols import Admits, Proposal
 from spec.sampling import RandomStream
@@ -15,7 +15,7 @@ BLOCKS = 512  # drafted together: their logits are 60 MB with a block of 5 and 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class DraftedBlocks:
     """What a drafter proposes after each of A consecutive anchors, the true tokens up to the anchor given.
 
     Attributes:
@@ -37,8 +37,8 @@ def draft_everywhere(
     tokens: mx.array,
     features: mx.array | None,
     anchors: Sequence[range],
-    recorded: Recorded | None = None,
-) -> list[Blocks]:
+    recorded: RecordedBatch | None = None,
+) -> list[DraftedBlocks]:
     """Drafts as `spec.DSparkDrafter` would at every anchor, had the loop come by there.
 
     Args:
@@ -85,12 +85,12 @@ def draft_everywhere(
     ends = np.cumsum([len(span) for span in anchors])[:-1]
     columns = [np.split(np.concatenate(part), ends) for part in (drafts, logits, *zip(*coupled, strict=True))]
     return [
-        Blocks(first=span.start, drafts=ours, confidence_logits=sure, coupled=tuple(outcome) or None)
+        DraftedBlocks(first=span.start, drafts=ours, confidence_logits=sure, coupled=tuple(outcome) or None)
         for span, ours, sure, *outcome in zip(anchors, *columns, strict=True)
     ]
 
 
-def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:
+def accepted_drafts(blocks: DraftedBlocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:
     """How many drafts stand at each anchor that the recorded sequence holds a whole block after.
 
     Args:
@@ -112,7 +112,7 @@ class BlocksDrafter:
 
     tapped_layers: tuple[int, ...] = ()
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: DraftedBlocks) -> None:
         self.blocks = blocks
         self.max_gamma: int | None = blocks.drafts.shape[1]
 

@@ -42,7 +42,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class ContinuationBatch:
     """Sequences that go through the target together.
 
     Attributes:
@@ -150,7 +150,7 @@ def _encoded(
     return {prompt.prompt_id: encode(prompt, tokenizer) for prompt in load_prompts(paths, name=name, limit=limit)}
 
 
-def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[Batch]:
+def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[ContinuationBatch]:
     """All sequences, those of about the same length together.
 
     Args:
@@ -169,7 +169,7 @@ def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterat
         chosen = tuple(continuations[number] for number in numbers)
         width = max(len(item.tokens) for item in chosen)
         padded = np.stack([np.pad(item.tokens, (0, width - len(item.tokens))) for item in chosen])
-        yield Batch(numbers=tuple(numbers), continuations=chosen, tokens=mx.array(padded))
+        yield ContinuationBatch(numbers=tuple(numbers), continuations=chosen, tokens=mx.array(padded))
 
 
 def group_names(continuations: Sequence[Continuation]) -> list[tuple[str, float]]:

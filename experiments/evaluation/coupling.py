@@ -20,7 +20,7 @@ from spec.verifiers.rejection import residual
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedBatch:
     """What drafts are coupled with.
 
     Attributes:

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from experiments.evaluation.confidence_scores import ConfidenceScores
 from experiments.evaluation.forecast import reliability
 from experiments.evaluation.scaling import conditional, survival
-from experiments.evaluation.scored import Scored
 
 
-def draw_reliability(file: Path, results: Mapping[str, tuple[Scored, Mapping[str, Any]]]) -> Path | None:
+def draw_reliability(file: Path, results: Mapping[str, tuple[ConfidenceScores, Mapping[str, Any]]]) -> Path | None:
     """Draws observed against predicted survival by position, raw above and scaled below, a column a calibration.
 
     Args:
-        file: a ``.png``. results: by calibration, the judged anchors as `Scored` and the
+        file: a ``.png``. results: by calibration, the judged anchors as `ConfidenceScores` and the
             result with its ``temperatures``.
 
     Returns:

@@ -12,7 +12,6 @@ from models.deepseek_v4 import Model
 from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
-from spec.measure.environment import backend
 from spec.parts import build
 from spec.protocols import Drafter
 
@@ -20,7 +19,7 @@ GAMMA = 5  # of drafters that have no longest block of their own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class DrafterEntry:
     """A drafter to be judged.
 
     Attributes:
@@ -37,7 +36,7 @@ class Named:
         return isinstance(self.drafter, DSparkDrafter)
 
 
-def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
+def make_drafter(name: str, entry: DictConfig, target: Model) -> DrafterEntry:
     """Builds a drafter.
 
     Args:
@@ -68,12 +67,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
     if isinstance(drafter, DSparkDrafter):
         prepare(drafter.network, target)
         gamma = gamma or longest
-    return Named(name=name, drafter=drafter, gamma=gamma or min(GAMMA, longest or GAMMA))
-
-
-def default_dtype() -> str:
-    """``float32`` on a CPU, ``bfloat16`` elsewhere, as `experiments.pair.generate` decodes."""
-    return "float32" if backend() == "cpu" else "bfloat16"
+    return DrafterEntry(name=name, drafter=drafter, gamma=gamma or min(GAMMA, longest or GAMMA))
 
 
 def prepare(network: Any, target: Model) -> None:

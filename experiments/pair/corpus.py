@@ -6,7 +6,6 @@ clears the training text of every word 13-gram of held-out text, and writes
 `<output>/{train,valid,prompts}/<class>.jsonl` and `<output>/manifest.json`.
 """
 
-import json
 import logging
 import random
 import sys
@@ -20,13 +19,14 @@ from omegaconf import DictConfig
 
 from experiments.pair.data.deduplicate import without_duplicates
 from experiments.pair.data.documents import CLASSES, SPLITS, Document, file_sha256, stable_hash, write_documents
-from experiments.pair.data.overlap import GRAM_WORDS, HeldOut
+from experiments.pair.data.overlap import GRAM_WORDS, HeldOutText
 from experiments.pair.data.records import RecordSet, views
 from experiments.pair.data.render import render_json, render_markdown
 from experiments.pair.data.sampled import sampled_documents, sampled_files
-from experiments.pair.data.sources import Source, fetch
+from experiments.pair.data.sources import PackageSource, fetch
 from experiments.pair.data.split import split_documents
 from experiments.pair.data.synthetic import SyntheticRecords
+from experiments.results import write_json
 from models import ModelError
 from spec.programs.frame import run
 
@@ -59,7 +59,7 @@ def rendered(records: RecordSet, kind: str, source: str, max_chars: int, seed: i
     return Document(kind=kind, text=text, source=source, id=name) if len(text) <= max_chars else None
 
 
-def source_documents(source: Source, archive: Path, max_chars: int, seed: int) -> list[Document]:
+def source_documents(source: PackageSource, archive: Path, max_chars: int, seed: int) -> list[Document]:
     """All documents of one source, within its cap for each class."""
     by_kind: dict[str, list[Document]] = defaultdict(list)
     for reader in source.readers:
@@ -85,7 +85,7 @@ def synthetic_documents(kind: str, max_bytes: float, max_chars: int, seed: int) 
             yield document
 
 
-def package_documents(source: Source, archive: Path, config: DictConfig) -> tuple[list[Document], dict]:
+def package_documents(source: PackageSource, archive: Path, config: DictConfig) -> tuple[list[Document], dict]:
     """The documents of one package, and its entry in the manifest."""
     found = source_documents(source, archive, config.max_record_chars, config.seed)
     return found, {
@@ -101,7 +101,7 @@ def package_documents(source: Source, archive: Path, config: DictConfig) -> tupl
 
 def model_documents(sampled: DictConfig) -> tuple[list[Document], dict]:
     """The documents that a language model wrote, within the cap of each class, and their entry in the manifest."""
-    source = Source(
+    source = PackageSource(
         name="smollm2",
         registry="sampled",
         package=sampled.package,
@@ -128,7 +128,7 @@ def model_documents(sampled: DictConfig) -> tuple[list[Document], dict]:
     }
 
 
-def all_documents(sources: list[Source], config: DictConfig) -> Iterator[tuple[list[Document], dict]]:
+def all_documents(sources: list[PackageSource], config: DictConfig) -> Iterator[tuple[list[Document], dict]]:
     """Documents and manifest entry of each source; sampled text first, since it is soon refused."""
     if config.sampled:
         yield model_documents(config.sampled)
@@ -151,7 +151,7 @@ def make_corpus(config: DictConfig) -> dict:
     """
     output = Path(config.output)
     sources = [
-        Source(**{**instantiate(entry, _convert_="all"), "name": name}) for name, entry in config.sources.items()
+        PackageSource(**{**instantiate(entry, _convert_="all"), "name": name}) for name, entry in config.sources.items()
     ]
     documents: dict[str, list[Document]] = defaultdict(list)
     entries = []
@@ -194,7 +194,7 @@ def make_corpus(config: DictConfig) -> dict:
         "cleared": {"gram_words": GRAM_WORDS, "bytes": cleared_bytes},
         "files": files,
     }
-    (output / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_json(output / "manifest.json", manifest)
     return manifest
 
 
@@ -204,7 +204,7 @@ def clear_training_text(splits: dict[str, dict[str, list[Document]]]) -> dict[st
     Returns:
         Bytes taken out, by class.
     """
-    held_out = HeldOut(
+    held_out = HeldOutText(
         document for of_class in splits.values() for split in ("valid", "prompts") for document in of_class[split]
     )
     cleared = {}

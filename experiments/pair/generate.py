@@ -6,7 +6,6 @@ sentence does not end a row: a new document begins, as in training windows. Ever
 can share the folder. A batch's rows and draws depend on the settings and its number, not on the shard that makes it.
 """
 
-import json
 import math
 import sys
 import time
@@ -21,12 +20,12 @@ import numpy as np
 from omegaconf import DictConfig, ListConfig
 from rich.progress import track
 
-from experiments.evaluation.drafters import default_dtype
-from experiments.pair.data.beginnings import Beginnings, Prompts, Source, Windows
+from experiments.pair.data.beginnings import Beginnings, BeginningSource, PromptBeginnings, WindowBeginnings
 from experiments.pair.data.documents import file_sha256, stable_hash
 from experiments.pair.data.generations import Generations, load_generations, write_generations
-from experiments.pair.shards import parse_shard
 from experiments.pair.training.batches import load_tokens
+from experiments.results import write_json
+from experiments.settings import default_dtype, parse_shard
 from models import ModelError, load
 from models.deepseek_v4 import LayerCache, Model
 from models.formats.checkpoint import read_headers
@@ -164,19 +163,21 @@ def summarize(rows: Generations, files: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def make_source(config: DictConfig, shares: dict[str, float], vocab_size: int, tokenizer: Any) -> tuple[Source, Any]:
+def make_source(
+    config: DictConfig, shares: dict[str, float], vocab_size: int, tokenizer: Any
+) -> tuple[BeginningSource, Any]:
     """The source of beginnings that the configuration names, and the digests of its files.
 
     Raises:
         UserError: its files are missing, are too short, or hold tokens that the target has not.
     """
     if config.prompts is not None:
-        prompts = Prompts(
+        prompts = PromptBeginnings(
             Path(config.prompts), tuple(shares), tokenizer, config.temperatures, config.prompt_length, config.batch_size
         )
         return prompts, {file.name: file_sha256(file) for file in prompts.files}
     tokens = load_tokens(config.tokens)
-    windows = Windows(
+    windows = WindowBeginnings(
         tokens, shares, config.temperatures, config.prompt_length, config.batch_size, config.batches, config.seed
     )
     largest = max(int(tokens[name].max()) for name in shares)
@@ -250,8 +251,7 @@ def main(config: DictConfig) -> None:
     summary = {"batches": len(whole), "batches_wanted": len(files), "device": str(mx.default_device())}
     summary |= {"this_run": {"own_tokens": made, "seconds": seconds, "own_tokens_per_s": made / seconds}}
     summary |= summarize(load_generations(whole), whole)
-    output = folder / f"summary-{shard}-of-{shards}.json"
-    output.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / f"summary-{shard}-of-{shards}.json", summary)
     state = "finished" if len(whole) == len(files) else "stopped for time"
     print(f"{state}: {len(whole)} of {len(files)} batches in {folder}, {made / seconds:.0f} own tokens/s in this run")
 

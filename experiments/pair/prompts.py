@@ -25,7 +25,7 @@ from experiments.pair.data.chat import turns
 from experiments.pair.data.cuts import SPANS
 from experiments.pair.data.documents import Document, corpus_classes, read_documents, train_digest
 from experiments.pair.data.overlap import GRAM_WORDS, count_shared, grams
-from experiments.pair.tokenizer import read_tokenizer
+from experiments.pair.data.tokenizing import read_tokenizer
 from models import ModelError
 from spec.errors import UserError
 from spec.programs.frame import run
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class PromptCut:
     """A document cut in two.
 
     Attributes:
@@ -57,7 +57,7 @@ def cut_prompt(
     min_tokens: int,
     max_tokens: int,
     continuation_tokens: int,
-) -> Cut | None:
+) -> PromptCut | None:
     """Cuts a document.
 
     Only cuts at which the tokens of the prompt are the first tokens of the document are taken: else the model would
@@ -86,7 +86,7 @@ def cut_prompt(
         if not min_tokens <= count <= max_tokens or last >= len(whole.ids):
             continue
         if tokenizer.encode(text[: end - start], add_special_tokens=False).ids == whole.ids[:count]:
-            return Cut(
+            return PromptCut(
                 document=document,
                 prompt=text[: end - start],
                 continuation=text[end - start : whole.offsets[last][1]],
@@ -123,11 +123,11 @@ def choose_documents(documents: list[Document], quota: dict[str, int], draw: ran
     return ordered
 
 
-def cut_documents(kind: str, documents: list[Document], config: DictConfig, tokenizer: Tokenizer) -> list[Cut]:
+def cut_documents(kind: str, documents: list[Document], config: DictConfig, tokenizer: Tokenizer) -> list[PromptCut]:
     """All cuts of documents of one class, no two with the same prompt, varied in source."""
     draw = random.Random(f"{config.seed}/{kind}")
     min_tokens = config.min_tokens.get(kind, config.min_tokens.other)
-    cuts: dict[str, Cut] = {}
+    cuts: dict[str, PromptCut] = {}
     for document in choose_documents(documents, dict(config.quota.get(kind, {})), draw):
         cut = cut_prompt(document, tokenizer, draw, min_tokens, config.max_tokens, config.continuation_tokens)
         if cut:
@@ -159,7 +159,7 @@ def make_prompts(config: DictConfig, tokenizer: Tokenizer, licences: dict[str, s
     """
     corpus, count = Path(config.corpus), config.prompts_per_class
     classes = corpus_classes(corpus)
-    cuts: dict[str, tuple[list[Cut], list[Cut]]] = {}
+    cuts: dict[str, tuple[list[PromptCut], list[PromptCut]]] = {}
     for kind in classes:
         documents = list(read_documents(corpus, "prompts", kind))
         groups = [[one for one in documents if (one.source == "smollm2") == is_sampled] for is_sampled in (True, False)]
@@ -181,7 +181,7 @@ def make_prompts(config: DictConfig, tokenizer: Tokenizer, licences: dict[str, s
     return rows
 
 
-def _row(number: int, cut: Cut, shared: int, licences: dict[str, str], digest: str) -> dict:
+def _row(number: int, cut: PromptCut, shared: int, licences: dict[str, str], digest: str) -> dict:
     kind = cut.document.kind
     prompt = {"turns": [turns(cut.prompt)[0]]} if kind == "chat" else {"prompt": cut.prompt}
     return {

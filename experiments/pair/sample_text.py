@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.pair.data.documents import stable_hash
 from experiments.pair.data.smollm import find_gguf, load_llama, user_turn
-from experiments.pair.shards import parse_shard
+from experiments.settings import parse_shard
 from models import ModelError
 from spec.programs.frame import run
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TextRequest:
     """One text to be sampled. Attributes: number: of the request, in all shards together. kind: its prompt class."""
 
     number: int
@@ -45,21 +45,21 @@ class Request:
 
 def make_request(
     number: int, templates: Mapping[str, Mapping], words: Mapping[str, Sequence[str]], seed: int
-) -> Request:
+) -> TextRequest:
     """Request `number`: a kind by its share, one of its templates, and a word for each `{list}` in it."""
     draw = random.Random(f"{seed}/{number}")
     kinds = sorted(templates)
     kind = draw.choices(kinds, [templates[name]["share"] for name in kinds])[0]
     template = draw.choice(templates[kind]["prompts"])
     prompt = re.sub(r"\{(\w+)\}", lambda match: draw.choice(words[match[1]]), template)
-    return Request(number=number, kind=kind, prompt=prompt[0].upper() + prompt[1:])
+    return TextRequest(number=number, kind=kind, prompt=prompt[0].upper() + prompt[1:])
 
 
 def equal_lengths(
-    requests: Iterator[Request], encode, batch_size: int
-) -> Iterator[tuple[list[Request], list[list[int]]]]:
+    requests: Iterator[TextRequest], encode, batch_size: int
+) -> Iterator[tuple[list[TextRequest], list[list[int]]]]:
     """Batches of prompts of the same number of tokens, so that none needs padding; endless if the requests are."""
-    waiting: dict[int, list[tuple[Request, list[int]]]] = defaultdict(list)
+    waiting: dict[int, list[tuple[TextRequest, list[int]]]] = defaultdict(list)
     for request in requests:
         tokens = encode(request.prompt)
         group = waiting[len(tokens)]
@@ -142,7 +142,7 @@ def main(config: DictConfig) -> None:
     progress = output.with_suffix(".json")
     done = json.loads(progress.read_text(encoding="utf-8"))["batches"] if progress.is_file() else 0
 
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[TextRequest]:
         number = shard
         while True:
             yield make_request(number, templates, words, config.seed)

@@ -131,18 +131,6 @@ def bytes_per_token(tokenizer: Tokenizer, corpus: Path) -> dict[str, float]:
     return ratios
 
 
-def read_tokenizer(folder: str | Path) -> Tokenizer:
-    """The trained tokenizer of a folder.
-
-    Raises:
-        FileNotFoundError: there is none; the message says which program makes it.
-    """
-    file = Path(folder) / "tokenizer.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist: make it with python -m experiments.pair.tokenizer")
-    return Tokenizer.from_file(str(file))
-
-
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "configs"), config_name="tokenizer")
 def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.pair.tokenizer`."""

@@ -6,7 +6,6 @@ bytes of the texts (markers of turns left out), the denominator of bits per byte
 counts.
 """
 
-import json
 import logging
 import random
 import sys
@@ -19,7 +18,8 @@ from tokenizers import Tokenizer
 
 from experiments.pair.data.chat import BEGIN_OF_SENTENCE, END_OF_SENTENCE, turns
 from experiments.pair.data.documents import corpus_classes, file_sha256, read_documents
-from experiments.pair.tokenizer import read_tokenizer
+from experiments.pair.data.tokenizing import read_tokenizer
+from experiments.results import write_json
 from models import ModelError
 from spec.errors import UserError
 from spec.programs.frame import run
@@ -89,7 +89,7 @@ def main(config: DictConfig) -> None:
             for kind in corpus_classes(Path(config.corpus))
         }
         summary["splits"][split] = {"sha256": file_sha256(output / f"{split}.npz"), "classes": rows}
-    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    write_json(output / "summary.json", summary)
 
 
 if __name__ == "__main__":

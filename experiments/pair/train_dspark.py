@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.pair.training.balancing import set_biases
 from experiments.pair.training.drafter import load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
-from experiments.pair.training.judging import DSparkLossWeights, Judged, block_loss, compare, mean_by_position
+from experiments.pair.training.judging import BlockComparison, DSparkLossWeights, block_loss, compare, mean_by_position
 from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import Model
@@ -37,7 +37,7 @@ from spec.programs.frame import run
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedBlocks(Judged):
+class DSparkBlockComparison(BlockComparison):
     """Adds ``confidence_logits`` (M, G) float32, of the confidence head."""
 
     confidence_logits: mx.array
@@ -45,7 +45,7 @@ class JudgedBlocks(Judged):
 
 def judge_blocks(
     network: Network, target: Model, tokens: mx.array, anchors: mx.array, probe: Probe | None = None
-) -> JudgedBlocks:
+) -> DSparkBlockComparison:
     """Runs a block at each anchor and compares it with the target, teacher-forced.
 
     Args:
@@ -68,7 +68,7 @@ def judge_blocks(
     embedded = network.markov_head.embed(previous)
     drafted = block.logits + network.markov_head.bias(embedded)
     judged = compare(drafted, logits.reshape(batch * length, -1)[row], truth)
-    return JudgedBlocks(**vars(judged), confidence_logits=network.confidence_logits(block, embedded))
+    return DSparkBlockComparison(**vars(judged), confidence_logits=network.confidence_logits(block, embedded))
 
 
 def loss_function(

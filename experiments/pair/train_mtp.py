@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.pair.training.balancing import set_biases
 from experiments.pair.training.drafter import load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
-from experiments.pair.training.judging import Judged, LossWeights, block_loss, compare
+from experiments.pair.training.judging import BlockComparison, LossWeights, block_loss, compare
 from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import DeepseekV4Config, Model
@@ -37,7 +37,7 @@ from spec.programs.frame import run
 
 def judge_chains(
     network: Network, target: Model, tokens: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
-) -> Judged:
+) -> BlockComparison:
     """Runs a chain at each anchor and compares it with the target, teacher-forced.
 
     Args:

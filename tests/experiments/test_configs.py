@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import experiments
 from experiments.pair.training.judging import DSparkLossWeights
-from experiments.pair.training.loop import Plan
+from experiments.pair.training.loop import TrainingPlan
 from models.deepseek_v4 import DeepseekV4Config, LayerKind
 from models.dspark import DSparkConfig
 
@@ -54,7 +54,7 @@ def test_every_config_is_a_program_s_and_is_complete(program: str) -> None:
 def test_training_plans_are_plans(program: str) -> None:
     config = composed(program, "plan.steps=7")
     plan = instantiate(config.plan)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, TrainingPlan)
     assert (plan.steps, plan.dtype) == (7, "bfloat16")
     assert set(config.data.shares) == CLASSES
     assert sum(config.data.shares.values()) == pytest.approx(1)

@@ -27,7 +27,7 @@ class Beginnings:
     origins: np.ndarray
 
 
-class Source(Protocol):
+class BeginningSource(Protocol):
     """Where beginnings come from: a number of batches of them, by number; the longest is of ``prompt_length``."""
 
     class_names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Source(Protocol):
         ...
 
 
-class Windows:
+class WindowBeginnings:
     """Beginnings cut anywhere in a corpus.
 
     Args:
@@ -91,7 +91,7 @@ class Windows:
         )
 
 
-class Prompts:
+class PromptBeginnings:
     """Whole prompts, each once at every temperature, those of like length together.
 
     Args:

@@ -13,7 +13,7 @@ from spec.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class NgramTable:
     """Tables of the n-grams of one length n.
 
     An n-gram is known by `context * V + token`, with the context's number among the known (n-1)-grams; so a key fits 64
@@ -108,13 +108,13 @@ class KneserNeyModel:
         return result
 
 
-def _order(keys: np.ndarray, counts: np.ndarray, vocabulary_size: int, num_contexts: int) -> Order:
+def _order(keys: np.ndarray, counts: np.ndarray, vocabulary_size: int, num_contexts: int) -> NgramTable:
     discounts = modified_discounts(counts)
     contexts = keys // vocabulary_size
     totals = np.bincount(contexts, weights=counts, minlength=num_contexts)
     taken = np.bincount(contexts, weights=discounts[np.minimum(counts, 3)], minlength=num_contexts)
     backoff = taken / np.maximum(totals, 1)
-    return Order(keys=keys, counts=counts, discounts=discounts, totals=totals, backoff=backoff)
+    return NgramTable(keys=keys, counts=counts, discounts=discounts, totals=totals, backoff=backoff)
 
 
 def modified_discounts(counts: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ grams = Shingles(GRAM_WORDS)
 """`grams(text)`: (words - 12,) uint64 hashes of a text's 13-grams, in order."""
 
 
-class HeldOut:
+class HeldOutText:
     """Clears training documents of every 13-gram of held-out ones.
 
     Prose and code lose the paragraphs that a shared gram touches, other documents go as a whole: records would lose

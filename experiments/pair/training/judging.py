@@ -19,7 +19,7 @@ from models.deepseek_v4.probe import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class BlockComparison:
     """Blocks beside the target, all (M, G) float32 for M anchors.
 
     Attributes:
@@ -47,11 +47,11 @@ class DSparkLossWeights(LossWeights):
     confidence: float = 1.0
 
 
-Judge = Callable[[mx.array, mx.array], Judged]
+Judge = Callable[[mx.array, mx.array], BlockComparison]
 """From rows of tokens (B, S) int32 and anchors (B, A) int32 in them to the blocks there."""
 
 
-def compare(drafted: mx.array, wanted: mx.array, truth: mx.array) -> Judged:
+def compare(drafted: mx.array, wanted: mx.array, truth: mx.array) -> BlockComparison:
     """Compares distributions, given as logits.
 
     Args:
@@ -60,7 +60,7 @@ def compare(drafted: mx.array, wanted: mx.array, truth: mx.array) -> Judged:
     """
     log_q = drafted - mx.logsumexp(drafted, axis=-1, keepdims=True)
     p, q = mx.softmax(wanted, axis=-1), mx.exp(log_q)
-    return Judged(
+    return BlockComparison(
         cross_entropy=-mx.take_along_axis(log_q, truth[..., None], axis=-1)[..., 0],
         overlap=mx.minimum(p, q).sum(axis=-1),
         is_match=(mx.argmax(drafted, axis=-1) == mx.argmax(wanted, axis=-1)).astype(mx.float32),
@@ -73,7 +73,7 @@ def mean_by_position(values: mx.array, decay: float) -> mx.array:
     return (values.mean(axis=0) * (weights / weights.sum())).sum()
 
 
-def block_loss(judged: Judged, weights: LossWeights, probe: Probe) -> tuple[mx.array, dict[str, Any]]:
+def block_loss(judged: BlockComparison, weights: LossWeights, probe: Probe) -> tuple[mx.array, dict[str, Any]]:
     """The weighted cross entropy and total variation, and what the log has of every drafter: each term, the experts'
     ``load`` by stage from the probe, the share of argmax matches by position."""
     cross_entropy = mean_by_position(judged.cross_entropy, weights.position_decay)
@@ -114,7 +114,7 @@ def acceptance(
     return mx.concatenate(accepted).mean().item(), mx.concatenate(overlaps).mean().item()
 
 
-class HeldOut:
+class HeldOutEvaluation:
     """What a drafter is evaluated on: held-out text, and the target's greedy generations from it if there are any.
 
     Args:

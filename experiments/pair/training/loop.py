@@ -26,7 +26,7 @@ LossFunction = Callable[..., tuple[mx.array, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How long and how fast to train.
 
     Attributes:
@@ -88,7 +88,7 @@ class Trainer:
         self,
         parameters: Tree,
         loss_function: LossFunction,
-        plan: Plan,
+        plan: TrainingPlan,
         folder: Path,
         extra: dict[str, mx.array] | None = None,
         group: Group | None = None,

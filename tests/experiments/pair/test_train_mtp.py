@@ -21,7 +21,7 @@ from experiments.pair.training import curves, drafter
 from experiments.pair.training.balancing import Balancer
 from experiments.pair.training.initial import initialize
 from experiments.pair.training.judging import LossWeights
-from experiments.pair.training.loop import Plan, Trainer
+from experiments.pair.training.loop import Trainer, TrainingPlan
 from models import Model, load_dspark, load_model, load_mtp
 from models.mtp import Network
 from spec import FixedPolicy, MTPDrafter, collect
@@ -213,7 +213,7 @@ def test_sizes_that_cannot_be_are_refused(
 def test_the_shipped_plan() -> None:
     with initialize_config_dir(str(Path(pair.__file__).parent / "configs"), version_base=None):
         config = compose("train_mtp")
-    assert isinstance(instantiate(config.plan), Plan)
+    assert isinstance(instantiate(config.plan), TrainingPlan)
     assert isinstance(instantiate(config.weights), LossWeights)
     assert Path(config.destination) == Path(config.target) / "mtp"
     assert sum(config.data.shares.values()) == pytest.approx(1)
@@ -223,8 +223,8 @@ def test_the_shipped_plan() -> None:
 # --- the loss ---
 
 
-def toy_plan(**changes: Any) -> Plan:
-    return Plan(
+def toy_plan(**changes: Any) -> TrainingPlan:
+    return TrainingPlan(
         **({"steps": 25, "learning_rate": 0.01, "warmup_steps": 2, "dtype": "float32", "log_every": 1} | changes)
     )
 

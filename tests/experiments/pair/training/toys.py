@@ -14,7 +14,7 @@ from experiments.pair import train_target
 from experiments.pair.training import curves
 from experiments.pair.training.batches import WindowSampler
 from experiments.pair.training.initial import initialize
-from experiments.pair.training.loop import Plan
+from experiments.pair.training.loop import TrainingPlan
 from models import DeepseekV4Config, Model
 from models.dspark import DSparkConfig, Network
 from tests.random_models import tiny_config
@@ -157,8 +157,8 @@ def steps_logged(folder: Path) -> list[int]:
     return [line["step"] for line in curves.read_log(folder / "run") if "loss" in line]
 
 
-def toy_plan(**changes: Any) -> Plan:
-    return Plan(**({"steps": 25, "learning_rate": 0.01, "warmup_steps": 2, "dtype": "float32"} | changes))
+def toy_plan(**changes: Any) -> TrainingPlan:
+    return TrainingPlan(**({"steps": 25, "learning_rate": 0.01, "warmup_steps": 2, "dtype": "float32"} | changes))
 
 
 def toy_model(**changes: Any) -> Model:

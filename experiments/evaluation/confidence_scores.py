@@ -11,13 +11,13 @@ from rich.progress import track
 
 from experiments.evaluation.blocks import accepted_drafts, draft_everywhere
 from experiments.evaluation.continuations import Continuation, batches
-from experiments.evaluation.coupling import Recorded
+from experiments.evaluation.coupling import RecordedBatch
 from experiments.evaluation.drafters import Features
 from spec.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ConfidenceScores:
     """Confidences and outcomes over many anchors.
 
     Attributes:
@@ -47,10 +47,10 @@ class Scored:
         """
         return np.where(self.is_reached, self.chances, 0.0)
 
-    def of(self, sequences: Sequence[int]) -> "Scored":
+    def of(self, sequences: Sequence[int]) -> "ConfidenceScores":
         """The anchors of some sequences."""
         chosen = np.isin(self.sequence, sequences)
-        return Scored(
+        return ConfidenceScores(
             logits=self.logits[chosen],
             accepted=self.accepted[chosen],
             chances=self.chances[chosen],
@@ -65,7 +65,7 @@ def score(
     console: Console,
     sampled: float | None = None,
     seed: int = 0,
-) -> Scored:
+) -> ConfidenceScores:
     """Drafts at every anchor that a whole block of recorded tokens follows.
 
     Args:
@@ -90,7 +90,7 @@ def score(
             key, ours = mx.random.split(key)
             found = target(batch.tokens, tapped_layers=network.tapped_layers)
             logits, features = found if network.tapped_layers else (found, None)
-            recorded = Recorded(logits=logits, temperature=sampled, key=ours)
+            recorded = RecordedBatch(logits=logits, temperature=sampled, key=ours)
         drafted = draft_everywhere(network, batch.tokens, features, spans, recorded)
         for number, one, blocks in zip(batch.numbers, batch.continuations, drafted, strict=True):
             if blocks.coupled is None:
@@ -102,4 +102,4 @@ def score(
     if not parts:
         raise UserError(f"no recording has {network.block_size + 1} tokens of the target's own: make longer ones")
     logits, accepted, chances, sequence = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Scored(logits=logits, accepted=accepted, chances=chances, sequence=sequence)
+    return ConfidenceScores(logits=logits, accepted=accepted, chances=chances, sequence=sequence)
