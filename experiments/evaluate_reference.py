@@ -1,8 +1,8 @@
 """Bits per byte of SmolLM2-135M-Instruct on the held-out text: `python -m experiments.evaluate_reference`.
 
-A yardstick from outside: a model 13 times as large as the shipped target that saw 2 trillion tokens of other text. It
-reads each held-out document alone, after its own begin token, in half-overlapping windows; the unit makes the figures
-comparable although the tokens differ. Best on a GPU.
+An external reference: a model 13 times as large as the shipped target, trained on 2 trillion tokens of other text. It
+reads each held-out document alone, after its begin token, in half-overlapping windows. Bits per byte are comparable
+although the tokenizers differ. Best on a GPU.
 """
 
 import math
@@ -38,10 +38,10 @@ def windows(tokens: list[int], length: int) -> list[tuple[list[int], int]]:
 
 
 def document_bits(language_model: LanguageModel, texts: list[str], length: int, batch_size: int) -> float:
-    """Bits of all texts together, each given its own beginning only.
+    """Total bits of the texts, each predicted from its own beginning only.
 
     Args:
-        language_model: its tokens 0 to 2 begin and end texts; the first stands before each text and is not scored.
+        language_model: its tokens 0 to 2 begin and end texts; the first is put before each text and is not scored.
         texts: whole documents. length: tokens a window, even. batch_size: windows a pass.
     """
     begin = language_model.tokenizer.token_to_id("<|endoftext|>")

@@ -1,8 +1,8 @@
 """Bits per byte of a target on all held-out text: ``python -m experiments.evaluate_target``.
 
-Needs the tokens of `experiments.pair.tokens`; stands beside the figures of `experiments.ngram_baseline` and
-`experiments.evaluate_reference` where those have been run. With ``storage=fp8`` the target's weights are first rounded
-as a base checkpoint of the real model stores them.
+Needs the tokens of `experiments.pair.tokens`. Figures of `experiments.ngram_baseline` and
+`experiments.evaluate_reference` are printed beside, where they have been run. With ``storage=fp8`` the target's weights
+are first rounded as a base checkpoint of the real model stores them.
 """
 
 import json

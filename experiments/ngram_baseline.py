@@ -1,4 +1,4 @@
-"""What a 5-gram model makes of the valid tokens: `python -m experiments.ngram_baseline`.
+"""Bits per byte of a 5-gram model on the valid tokens: `python -m experiments.ngram_baseline`.
 
 The floor that a trained target has to beat: an interpolated modified Kneser-Ney model of the same training tokens, in
 bits per byte by class and over all. Every token but the begin of sentence is scored, the end of sentence included; the
@@ -29,7 +29,7 @@ def bits_per_byte(model: KneserNeyModel, tokens: np.ndarray, num_bytes: int, beg
         model: the n-gram model.
         tokens: (T,) uint16, documents that start with `begin`.
         num_bytes: UTF-8 bytes of the documents.
-        begin: id of the begin of sentence token, which is given and not judged.
+        begin: id of the begin of sentence token, which is given and not scored.
 
     Returns:
         `{"bits_per_byte", "bits_per_token", "bits", "tokens", "bytes"}`.

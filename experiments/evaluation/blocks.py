@@ -16,13 +16,13 @@ BLOCKS = 512  # drafted together: their logits are 60 MB with a block of 5 and 6
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedBlocks:
-    """What a drafter proposes after each of A consecutive anchors, the true tokens up to the anchor given.
+    """A drafter's blocks at A consecutive anchors of one sequence, each drafted after the true tokens up to it.
 
     Attributes:
         first: position of the first anchor.
         drafts: (A, G) int32, the argmax chain or a sampled one.
         confidence_logits: (A, G) float32, not calibrated.
-        coupled: of a chain sampled against the recorded tokens, what `CoupledChain` says of it: drafts that stand (A,)
+        coupled: of a chain sampled against the recorded tokens, what `CoupledChain` computes: accepted drafts (A,)
             int32 and chances (A, G) float32.
     """
 
@@ -39,7 +39,7 @@ def draft_everywhere(
     anchors: Sequence[range],
     recorded: RecordedBatch | None = None,
 ) -> list[DraftedBlocks]:
-    """Drafts as `spec.DSparkDrafter` would at every anchor, had the loop come by there.
+    """Drafts at every anchor as `spec.DSparkDrafter` would there.
 
     Args:
         network: in evaluation mode or in training mode, which evaluates every expert (faster for wide passes).
@@ -91,7 +91,7 @@ def draft_everywhere(
 
 
 def accepted_drafts(blocks: DraftedBlocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:
-    """How many drafts stand at each anchor that the recorded sequence holds a whole block after.
+    """Accepted drafts at each anchor that is followed by a full block of recorded tokens.
 
     Args:
         blocks: of the sequence. tokens: (S,) the sequence.

@@ -1,4 +1,4 @@
-"""A drafter's confidences at every recorded position, with what came of its drafts."""
+"""A drafter's confidences at every recorded position, and whether the drafts were accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ class ConfidenceScores:
 
     Attributes:
         logits: (N, G) float32, of the confidences.
-        accepted: (N,) drafts that stood.
-        chances: (N, G) in 0..1, the chance of draft k to stand where those before it stood, elsewhere without meaning:
-            0 or 1 for argmax drafts, of which only the outcome is looked at; sum min(p, q) for sampled ones.
-        sequence: (N,) whose anchor it is.
+        accepted: (N,) accepted drafts.
+        chances: (N, G) in 0..1, probability that draft k is accepted where those before it are, elsewhere undefined:
+            the outcome 0 or 1 for argmax drafts, sum min(p, q) for sampled ones.
+        sequence: (N,) index of the sequence that the anchor is in.
     """
 
     logits: np.ndarray
@@ -35,15 +35,15 @@ class ConfidenceScores:
 
     @property
     def is_reached(self) -> np.ndarray:
-        """(N, G) bool: the drafts before k stood."""
+        """(N, G) bool: the drafts before k were accepted."""
         return self.accepted[:, None] >= np.arange(self.logits.shape[1])
 
     @property
     def survived(self) -> np.ndarray:
-        """(N, G) in 0..1: the chance of drafts 1..k to stand, given the drafts before k and that they did or did not.
+        """(N, G) in 0..1: probability that drafts 1..k are accepted, given the outcomes of the drafts before k.
 
-        Its mean in any set of anchors that the drafts before k decide, such as a bin of confidences, is that of the
-        outcome "the first k stood", with less noise.
+        Its mean over anchors that were selected by the drafts before k, such as a bin of confidences, estimates that of
+        the outcome "the first k were accepted" with less noise.
         """
         return np.where(self.is_reached, self.chances, 0.0)
 
@@ -66,12 +66,12 @@ def score(
     sampled: float | None = None,
     seed: int = 0,
 ) -> ConfidenceScores:
-    """Drafts at every anchor that a whole block of recorded tokens follows.
+    """Drafts at every anchor that is followed by a full block of recorded tokens.
 
     Args:
         network: DSpark's. target: its target. continuations: recordings. console: gets the progress.
         sampled: temperature of drafts that are sampled and verified by rejection sampling (`CoupledChain`), which must
-            be that of the recordings; None for argmax drafts, which stand where they equal the recorded tokens.
+            be that of the recordings; None for argmax drafts, accepted where they equal the recorded tokens.
         seed: of sampled drafts.
 
     Raises:

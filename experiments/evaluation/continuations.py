@@ -43,7 +43,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuationBatch:
-    """Sequences that go through the target together.
+    """Sequences that share a target pass.
 
     Attributes:
         numbers: (B,) which sequences these are, in the order of the whole set.
@@ -151,7 +151,7 @@ def _encoded(
 
 
 def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[ContinuationBatch]:
-    """All sequences, those of about the same length together.
+    """Batches of all sequences, those of similar length together.
 
     Args:
         continuations: at least one.
@@ -173,7 +173,7 @@ def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterat
 
 
 def group_names(continuations: Sequence[Continuation]) -> list[tuple[str, float]]:
-    """Classes and temperatures that results are told by, with ``all`` classes of a temperature first."""
+    """Classes and temperatures that results are grouped by, ``all`` classes of a temperature first."""
     temperatures = sorted({item.temperature for item in continuations})
     names = list(dict.fromkeys(item.prompt_class for item in continuations))
     return [(name, temperature) for temperature in temperatures for name in ("all", *names)]

@@ -1,4 +1,4 @@
-"""Drafters by name from the choices of ``configs/drafter``, ready for many rows at once."""
+"""Drafters by name from the choices of ``configs/drafter``, prepared for wide passes."""
 
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,7 +20,7 @@ GAMMA = 5  # of drafters that have no longest block of their own
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry:
-    """A drafter to be judged.
+    """A drafter to be compared.
 
     Attributes:
         name: as configured. drafter: the part. gamma: longest proposal.
@@ -71,7 +71,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> DrafterEntry:
 
 
 def prepare(network: Any, target: Model) -> None:
-    """Makes a DSpark network fast for many blocks; its numbers change by rounding alone."""
+    """Makes a DSpark network fast for many blocks at once; results change by rounding only."""
     dequantize(network, target.embed.weight.dtype)
     network.train()  # evaluates every expert at once
 

@@ -129,7 +129,7 @@ def model_documents(sampled: DictConfig) -> tuple[list[Document], dict]:
 
 
 def all_documents(sources: list[PackageSource], config: DictConfig) -> Iterator[tuple[list[Document], dict]]:
-    """Documents and manifest entry of each source; sampled text first, since it is soon refused."""
+    """Documents and manifest entry of each source; sampled text first, since it may be missing."""
     if config.sampled:
         yield model_documents(config.sampled)
     for source in sources:
@@ -146,7 +146,7 @@ def make_corpus(config: DictConfig) -> dict:
         The manifest, as written.
 
     Raises:
-        UserError: when a package cannot be downloaded, a licence is not permissive, sampled text is not there, or a
+        UserError: when a package cannot be downloaded, a license is not permissive, sampled text is missing, or a
             class has too little text to divide.
     """
     output = Path(config.output)
@@ -199,10 +199,10 @@ def make_corpus(config: DictConfig) -> dict:
 
 
 def clear_training_text(splits: dict[str, dict[str, list[Document]]]) -> dict[str, int]:
-    """Takes out of the training documents whatever shares a 13-gram with a held-out one of any class, in place.
+    """Removes from the training documents, in place, what shares a 13-gram with a held-out one of any class.
 
     Returns:
-        Bytes taken out, by class.
+        Bytes removed, by class.
     """
     held_out = HeldOutText(
         document for of_class in splits.values() for split in ("valid", "prompts") for document in of_class[split]

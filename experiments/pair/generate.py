@@ -66,7 +66,7 @@ def prefill(model: Model, tokens: mx.array) -> list[LayerCache]:
 
 
 def draw(logits: mx.array, temperatures: mx.array | None, key: mx.array) -> mx.array:
-    """A token a row: the argmax where the temperature is 0, else a draw from softmax(logits / temperature).
+    """One token for each row: the argmax where the temperature is 0, else a draw from softmax(logits / temperature).
 
     Args:
         logits: (B, V) float32. temperatures: (B, 1) float32; None where all are 0. key: of ``mx.random``.
@@ -84,8 +84,8 @@ def draw(logits: mx.array, temperatures: mx.array | None, key: mx.array) -> mx.a
 def continue_rows(model: Model, beginnings: Beginnings, length: int, key: mx.array) -> np.ndarray:
     """Continues every row to a length.
 
-    All rows stand at the same position in every step, and none is padded: a row whose beginning is longer than the
-    shortest takes its given tokens instead of drawn ones until it has no more.
+    All rows are at the same position in every step, without padding: a row whose beginning is longer than the shortest
+    takes its given tokens instead of drawn ones until they are used up.
 
     Args:
         model: the target. beginnings: of the rows. length: L, more than the longest beginning.
@@ -115,10 +115,10 @@ def continue_rows(model: Model, beginnings: Beginnings, length: int, key: mx.arr
 
 
 def check(config: DictConfig) -> dict[str, float]:
-    """The shares above 0, by class.
+    """Checks the numbers of the configuration; returns the shares above 0, by class.
 
     Raises:
-        UserError: a number in the configuration is none that can be met.
+        UserError: a number is invalid.
     """
     for name, least in (("prompt_length", 1), ("new_tokens", 1), ("batch_size", 1), ("batches", 1), ("seed", 0)):
         if type(config[name]) is not int or config[name] < least:
@@ -137,7 +137,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def target_sha256(folder: Path) -> str:
-    """One digest over the files of the target's weights, not of a drafter's beside them."""
+    """Digest of the files with the target's weights; a drafter's in the same folder are left out."""
     files = {header.file for name, header in read_headers(folder).items() if not name.startswith(DRAFTER_PREFIX)}
     return sha256(" ".join(file_sha256(file) for file in sorted(files)).encode()).hexdigest()
 
@@ -169,7 +169,7 @@ def make_source(
     """The source of beginnings that the configuration names, and the digests of its files.
 
     Raises:
-        UserError: its files are missing, are too short, or hold tokens that the target has not.
+        UserError: its files are missing, too short, or hold tokens outside the target's vocabulary.
     """
     if config.prompts is not None:
         prompts = PromptBeginnings(
@@ -190,10 +190,10 @@ def make_source(
 
 
 def check_settings(files: Sequence[Path], settings: Mapping[str, Any]) -> None:
-    """Refuses to go on in a folder whose files come from other settings.
+    """Checks that a folder's files were made with these settings.
 
     Raises:
-        UserError: they do; the message has their values.
+        UserError: one was not; the message has its values.
     """
     for file in files:
         held = load_generations(file).settings

@@ -2,9 +2,9 @@
 
 Cuts documents of the `prompts` split, each once, so that at least `continuation_tokens` tokens of the same kind of text
 follow, and writes `<output>/<class>.jsonl` with rows `{"id", "class", "prompt" or "turns", "source", "licence",
-"continuation", "overlap"}`. `continuation` is the text of those tokens as the document has it, `overlap` the proof that
-it was not learnt by heart: how many word 13-grams it has, how many of them stand in the training text of any class, and
-the digest of that text. A prompt with a shared one is refused.
+"continuation", "overlap"}`. `continuation` is the document's own text of those tokens. `overlap` shows that it is
+not in the training text: how many word 13-grams it has, how many of them occur in the training text of any class, and
+the digest of that text. Prompts with a shared 13-gram are left out.
 """
 
 import json
@@ -145,13 +145,13 @@ def alternate(first: list, second: list, count: int, share: float) -> list:
     return items
 
 
-def make_prompts(config: DictConfig, tokenizer: Tokenizer, licences: dict[str, str]) -> dict[str, list[dict]]:
+def make_prompts(config: DictConfig, tokenizer: Tokenizer, licenses: dict[str, str]) -> dict[str, list[dict]]:
     """Rows of every class of the corpus.
 
     Args:
         config: see `configs/prompts.yaml`.
         tokenizer: whose tokens are counted.
-        licences: by source.
+        licenses: by source.
 
     Raises:
         UserError: when the prompts split of a class has too few documents that can be cut and share nothing with the
@@ -177,11 +177,11 @@ def make_prompts(config: DictConfig, tokenizer: Tokenizer, licences: dict[str, s
                 f"class {kind}: wanted {count} prompts, got {len(chosen)} of "
                 f"{sum(map(len, groups))} that could be cut; enlarge the prompts split"
             )
-        rows[kind] = [_row(number, cut, shared[id(cut)], licences, digest) for number, cut in enumerate(chosen)]
+        rows[kind] = [_row(number, cut, shared[id(cut)], licenses, digest) for number, cut in enumerate(chosen)]
     return rows
 
 
-def _row(number: int, cut: PromptCut, shared: int, licences: dict[str, str], digest: str) -> dict:
+def _row(number: int, cut: PromptCut, shared: int, licenses: dict[str, str], digest: str) -> dict:
     kind = cut.document.kind
     prompt = {"turns": [turns(cut.prompt)[0]]} if kind == "chat" else {"prompt": cut.prompt}
     return {
@@ -189,7 +189,7 @@ def _row(number: int, cut: PromptCut, shared: int, licences: dict[str, str], dig
         "class": kind,
         **prompt,
         "source": cut.document.id,
-        "licence": licences[cut.document.source],
+        "licence": licenses[cut.document.source],
         "continuation": cut.continuation,
         "overlap": {
             "gram_words": GRAM_WORDS,
@@ -212,10 +212,10 @@ def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.pair.prompts`."""
     tokenizer = read_tokenizer(config.tokenizer)
     manifest = json.loads((Path(config.corpus) / "manifest.json").read_text(encoding="utf-8"))
-    licences = {source["name"]: source["licence"] for source in manifest["sources"]}
+    licenses = {source["name"]: source["licence"] for source in manifest["sources"]}
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
-    for kind, rows in make_prompts(config, tokenizer, licences).items():
+    for kind, rows in make_prompts(config, tokenizer, licenses).items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (output / f"{kind}.jsonl").write_text("".join(lines), encoding="utf-8")
         sources = {row["source"].split("/")[0] for row in rows}

@@ -1,6 +1,6 @@
 """Samples stories, essays and answers from SmolLM2-135M-Instruct: `python -m experiments.pair.sample_text`.
 
-The registries have little plain modern English under a permissive licence, and no conversations. Prompts are made of
+The registries have little plain modern English under a permissive license, and no conversations. Prompts are made of
 templates and word lists of `configs/sample_text.yaml`; the answers, in large batches on a GPU, are the text. Writes
 `<output>/smollm2-<shard>.jsonl.xz`, one object a line: `kind`, `id`, `prompt`, `text`, `is_whole`. Answers that
 `max_tokens` cut off are cut back to their last whole sentence. Runs beside others as `shard=1/4` and so on; a second

@@ -3,11 +3,11 @@
 Byte-level BPE, so that any text round-trips, with the special tokens of DeepSeek's tokenizers. Choices for a small
 vocabulary:
 
-- Digits stand alone. Groups of three, as DeepSeek-V3 has them, would take 1,110 of 6,144 entries; and where ids count
-  up, only the last digit then changes, which a small drafter can learn.
-- A line break takes the indentation that follows it into its token, so a line of code or of indented JSON costs one
-  token of white space, whatever its depth.
-- A letter run takes one mark or space before it (`_id`, `"name`, `.join`, ` the`), as in GPT-4's pattern.
+- Every digit is a token. Groups of three, as in DeepSeek-V3, would take 1,110 of 6,144 entries; and where ids count up,
+  only the last digit changes, which a small drafter can learn.
+- A line break and the indentation after it are one token, so a line of code or indented JSON costs one token of white
+  space at any depth.
+- A run of letters includes one mark or space before it (`_id`, `"name`, `.join`, ` the`), as in GPT-4's pattern.
 """
 
 import json

@@ -32,7 +32,7 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str], *, has_markers: boo
 
     Args:
         tokenizer: with at most 65,536 entries.
-        texts: documents, in the order in which they are to stand.
+        texts: documents, in the order of the result.
         has_markers: whether special tokens in the texts are meant as such, as in conversations. Otherwise they are
             text: a source file that quotes one does not end a sentence.
 

@@ -3,8 +3,8 @@
 On several GPUs, one process each: ``mlx.launch --backend nccl -n 4 -- python -m experiments.pair.train_dspark``.
 
 Anchors are sampled in windows of real text and, on a share of the steps, in the target's own generations. Row k of an
-anchor's block is judged against the target's distribution after the row's own tokens up to k, with the true previous
-token in the Markov head: ``0.1 CE + 0.9 TV + 1.0 BCE``, later positions weighing less. The confidence head learns the
+anchor's block is compared with the target's distribution after the text's tokens up to k, with the true previous token
+in the Markov head: ``0.1 CE + 0.9 TV + 1.0 BCE``, later positions weighing less. The confidence head learns the
 analytic acceptance ``sum min(p, q) = 1 - TV``.
 
 Source: DSpark paper (arXiv 2607.05147) section 3.3.

@@ -2,9 +2,9 @@
 
 On several GPUs, one process each: ``mlx.launch --backend nccl -n 4 -- python -m experiments.pair.train_mtp``.
 
-Anchors are sampled as for DSpark. At each a chain of slots is run as drafting runs it, but fed with the text's own
-tokens; step k is judged against the target's distribution after the true tokens up to k: ``0.1 CE + 0.9 TV``, later
-steps weighing less. So the block learns to go on from its own streams, not from the target's alone.
+Anchors are sampled as for DSpark. At each, a chain of steps runs as in drafting, but is fed the text's own tokens; step
+k is compared with the target's distribution after the true tokens up to k: ``0.1 CE + 0.9 TV``, later steps weighing
+less. So the block learns to continue from its own streams and not only from the target's.
 
 Source: DeepSeek-V3 report (arXiv 2412.19437) section 2.2 for the block, DSpark paper (arXiv 2607.05147) section 3.3 for
 the loss.

@@ -3,8 +3,7 @@
 On several GPUs, one process each: ``mlx.launch --backend nccl -n 4 -- python -m experiments.pair.train_target``.
 
 Next-token loss, plus each indexer's alignment loss (first with dense attention over compressed rows, then with the
-indexer's own choice). Routers are balanced by their selection bias: after every step the bias of an overloaded expert
-falls and that of an underloaded one rises (DeepSeek-V3 report, section 2.1.2).
+indexer's own choice). Routers are balanced by their selection biases (`experiments.pair.training.balancing`).
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""Parts of the training corpus: where text comes from, how it is read, rendered, thinned and divided."""
+"""Parts of the training corpus: sources and their readers, rendering, deduplication, splits; generations on disk."""

@@ -1,4 +1,4 @@
-"""What generations begin with: windows of a corpus, or whole prompts."""
+"""The given tokens that generations continue: windows of a corpus, or prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from spec.prompts import encode, load_prompts
 
 @dataclass(frozen=True, kw_only=True)
 class Beginnings:
-    """What the rows of a batch begin with.
+    """The given tokens of a batch.
 
     Attributes:
         tokens: (B, P) int32, zeros past the end of a beginning shorter than P.
@@ -28,7 +28,7 @@ class Beginnings:
 
 
 class BeginningSource(Protocol):
-    """Where beginnings come from: a number of batches of them, by number; the longest is of ``prompt_length``."""
+    """A numbered sequence of batches of beginnings, at most ``prompt_length`` tokens long."""
 
     class_names: tuple[str, ...]
     batches: int

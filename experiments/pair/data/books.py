@@ -141,7 +141,7 @@ def _osis_paragraphs(markup: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class DictionaryEssays:
-    """A `dict` database (dictzip is gzip) whose entries are essays; short entries and verse fall to the prose test."""
+    """A `dict` database (dictzip is gzip) whose entries are essays; the prose test drops short entries and verse."""
 
     include: list[str]
 

@@ -1,4 +1,4 @@
-"""Conversations as one text: who speaks is said by special tokens, which the tokenizer reads as single ids."""
+"""Conversations as one text, in which special tokens mark who speaks."""
 
 BEGIN_OF_SENTENCE = "<｜begin▁of▁sentence｜>"
 END_OF_SENTENCE = "<｜end▁of▁sentence｜>"

@@ -21,13 +21,13 @@ _CODE_CUT = re.compile(
 
 
 def json_spans(text: str) -> Spans:
-    """From the start to the end of a record, at least two records being complete and two more to come."""
+    """From the start to the end of a record, after at least two complete records and before at least two more."""
     ends = [match.end() for match in _RECORD_END.finditer(text)]
     return [(0, end) for end in ends[1:-2]]
 
 
 def table_spans(text: str) -> Spans:
-    """From the start to the end of a table row, two or more rows being there and two or more to come."""
+    """From the start to the end of a table row, after at least two rows and before at least two more."""
     lines = text.split("\n")
     rule = next((index for index, line in enumerate(lines) if RULE_LINE.fullmatch(line)), len(lines))
     spans, position = [], sum(len(line) + 1 for line in lines[: rule + 1])

@@ -12,7 +12,7 @@ class NearDuplicateFilter:
     """Lets a document pass when few of its sampled shingles were seen in documents that passed before.
 
     A shingle is `width` consecutive words or marks. Only shingles whose hash is 0 modulo `sample` are kept, which picks
-    the same shingles wherever a passage stands ("mod p" sampling of Broder's resemblance, 1997; Manku et al., 2007,
+    the same shingles wherever a passage occurs ("mod p" sampling of Broder's resemblance, 1997; Manku et al., 2007,
     discuss the family). The share of seen shingles estimates the share of the text that was seen.
 
     Attributes:

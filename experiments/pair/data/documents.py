@@ -1,4 +1,4 @@
-"""The unit that every part of the corpus handles: one document of one class, with where it came from."""
+"""Documents, the unit of the corpus: a text of one class, and its origin."""
 
 import hashlib
 import json
@@ -99,7 +99,7 @@ def corpus_classes(corpus: Path) -> list[str]:
 
 
 def train_digest(corpus: Path) -> str:
-    """Hex SHA-256 over the hashes of the training files in a corpus's manifest: says which text a figure was taken of.
+    """Hex SHA-256 over the training files' hashes in a corpus's manifest: identifies the text behind a figure.
 
     Args:
         corpus: folder of `manifest.json`, or the path of a copy of it.

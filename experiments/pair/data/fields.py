@@ -182,7 +182,7 @@ FIELDS: dict[str, Maker] = {
     "dimensions": lambda r: {"width": r.number(1, 90), "height": r.number(1, 90), "depth": r.number(1, 90)},
     "parent_id": lambda r: None if r.draw.random() < 0.4 else r.first_id + max(0, r.index - r.number(1, 4)),
 }
-"""How each field is made. A maker may read `row.values` of fields that stand before it in `DOMAINS`."""
+"""How each field is made. A maker may read `row.values` of fields that precede it in `DOMAINS`."""
 
 DOMAINS: dict[str, str] = {
     "users": (

@@ -1,4 +1,4 @@
-"""The target's own generations on disk: rows of tokens of which the last part is the target's own."""
+"""The target's own generations on disk: rows of given tokens and the target's continuation."""
 
 import glob
 import json
@@ -26,7 +26,7 @@ class Generations:
         prompt_lengths: (N,) int32 tokens that were given; those from there on are the target's own.
         prompt_length: the largest of prompt_lengths: from there on all rows are the target's own.
         origins: (N,) str, where a row's beginning comes from: a prompt's id, or ``class@first token`` of a window.
-        settings: what decided the rows, as `experiments.pair.generate` stores it; empty for files of another make.
+        settings: what decided the rows, as `experiments.pair.generate` stores it; empty for files of other programs.
     """
 
     tokens: np.ndarray
@@ -59,7 +59,7 @@ class Generations:
 
 
 def write_generations(path: Path, rows: Generations) -> None:
-    """Writes one ``.npz``; a kill in the middle leaves none.
+    """Writes one ``.npz`` atomically.
 
     Beside the arrays that every reader needs (`NEEDED`) it holds prompt_lengths, origins and settings.
     """
@@ -96,14 +96,14 @@ def find_generations(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def load_generations(paths: str | Path | Sequence[str | Path]) -> Generations:
-    """Reads generations, one file after the other, and holds them against each other.
+    """Reads generations from one or several files, and checks that they belong together.
 
     Args:
         paths: a file, a folder, a glob or a list of these.
 
     Raises:
-        UserError: nothing is there, a file is none of generations, or two differ in their row length, prompt length,
-            classes or target.
+        UserError: there are no files, a file has another format, or two differ in row length, prompt length, classes
+            or target.
     """
     files = find_generations(paths)
     parts = [_read(file) for file in files]

@@ -1,9 +1,9 @@
-"""Word 13-grams that texts share: training text is cleared of those of held-out documents, and prompts are proved so.
+"""Word 13-grams that texts share: they are removed from training text where held-out documents have them.
 
 A gram is 13 consecutive words (runs of letters, digits and underscores) in lower case, marks and white space ignored,
-as GPT-3's authors count contamination (Brown et al., 2020, appendix C). Classes are not told apart: what is held out
-as prose may not stand in code either. JSON and Markdown are counted like text, so keys and headings are words, too: 13
-words there are three to six fields with their values.
+as GPT-3's authors count contamination (Brown et al., 2020, appendix C). Classes are pooled: text held out as prose
+may not occur in code either. JSON and Markdown are counted like text, keys and headings included: 13 words there are
+three to six fields with their values.
 """
 
 import re
@@ -26,9 +26,8 @@ grams = Shingles(GRAM_WORDS)
 class HeldOutText:
     """Clears training documents of every 13-gram of held-out ones.
 
-    Prose and code lose the paragraphs that a shared gram touches, other documents go as a whole: records would lose
-    their form, a conversation its sense. A conversation also goes when its question is a held-out one's: most questions
-    are too short for a gram.
+    Prose and code lose the paragraphs that a shared gram touches; other documents are dropped whole. A conversation is
+    also dropped when its question is that of a held-out one: most questions are too short for a gram.
     """
 
     def __init__(self, documents: Iterable[Document]):
@@ -41,11 +40,11 @@ class HeldOutText:
         self.grams = np.unique(np.concatenate(found))
 
     def shared(self, text: str) -> np.ndarray:
-        """(grams of the text,) bool: whether each stands in a held-out document."""
+        """(grams of the text,) bool: whether each occurs in a held-out document."""
         return contained(grams(text), self.grams)
 
     def clear(self, document: Document) -> Document | None:
-        """The training document without shared grams; None when too little or nothing of it may stay."""
+        """The training document without shared grams; None when too little is left of it."""
         if document.kind == "chat" and document.group in self.questions:
             return None
         text = document.text
@@ -61,7 +60,7 @@ class HeldOutText:
 
 
 def contained(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Which of some hashes stand in a sorted table, as bool of the same shape."""
+    """Which of the hashes are in a sorted table, bool of the same shape."""
     if not len(table):
         return np.zeros(len(hashes), dtype=bool)
     places = np.searchsorted(table, hashes)
@@ -69,7 +68,7 @@ def contained(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def count_shared(texts: list[str], training_texts: Iterable[str]) -> list[int]:
-    """How many 13-grams of each text stand anywhere in the training texts, which are read once."""
+    """How many 13-grams of each text occur anywhere in the training texts, which are read once."""
     found = [grams(text) for text in texts]
     table = np.unique(np.concatenate([np.zeros(0, np.uint64), *found]))
     is_shared = np.zeros(len(table), dtype=bool)

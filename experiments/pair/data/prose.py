@@ -23,7 +23,7 @@ _BLOCK = re.compile(
 )
 _TAG = re.compile(r"<[^>]*>")
 _SPACE = re.compile(r"\s+")
-_WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
+WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 _IDENTIFIER = re.compile(r"\w*[_/\\=<>{}\[\]|]\w*|\w+\(\)|\w+::\w+|--\w+|\w\.\w+\.\w")
 
 
@@ -34,7 +34,7 @@ def is_running_prose(paragraph: str) -> bool:
     """
     if len(paragraph) < 90 or not re.search(r"[.!?][\"'”’)\]]*$", paragraph) or paragraph[0] in "*-|+#>:":
         return False
-    words = _WORD.findall(paragraph)
+    words = WORD.findall(paragraph)
     if len(words) < 15 or sum(map(len, words)) < 0.70 * len(paragraph):
         return False
     function_words = sum(word.lower() in FUNCTION_WORDS for word in words)

@@ -1,4 +1,4 @@
-"""Text that a language model wrote, as `python -m experiments.pair.sample_text` leaves it, and what of it is kept."""
+"""Which texts of `python -m experiments.pair.sample_text` become documents of the corpus."""
 
 import json
 import lzma
@@ -9,13 +9,12 @@ from pathlib import Path
 
 from experiments.pair.data.chat import conversation
 from experiments.pair.data.documents import Document, clean_text
-from experiments.pair.data.prose import FUNCTION_WORDS
+from experiments.pair.data.prose import FUNCTION_WORDS, WORD
 from spec.errors import UserError
 from spec.measure.repetition import repeated_ngram_share
 
 SAMPLED_CLASSES = ("prose", "chat")
 
-_WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 _END = re.compile(r"[.!?][\"'”’)\]*_]*$")
 _ABOUT_ITSELF = re.compile(
     r"\bas an? (?:ai|artificial|language|digital|virtual)\b|\blanguage model\b|\bAI(?:[- ]powered)? assistant\b"
@@ -28,7 +27,7 @@ _MARKERS = re.compile(r"<[|｜]|[|｜]>|</?s>|\[INST|�")
 
 
 def repeated_share(text: str) -> float:
-    """Share of the text's word 4-grams that stand earlier in it, in [0, 1)."""
+    """Share of the text's word 4-grams that occur earlier in it, in [0, 1)."""
     return repeated_ngram_share(text.lower().split())
 
 
@@ -52,7 +51,7 @@ def before_repeating(text: str, max_repeated: float, width: int = 4) -> str:
 
 def is_english(text: str) -> bool:
     """Whether a text is almost ASCII and has the share of function words that running English has."""
-    words = _WORD.findall(text)
+    words = WORD.findall(text)
     return (
         len(text.encode("ascii", "ignore")) >= 0.98 * len(text.replace("’", "'").replace("—", "-"))
         and sum(word.lower() in FUNCTION_WORDS for word in words) >= 0.2 * len(words)

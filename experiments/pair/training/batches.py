@@ -1,7 +1,7 @@
-"""Batches of token windows, drawn so that step n is the same batch in a resumed run as in an unbroken one.
+"""Batches of token windows: step n gets the same batch in a resumed run as in an unbroken one.
 
-Every draw is a function of seed, step and the rank of the process. NumPy fills short seeds up with zeros, so rank 0
-draws what a process alone draws.
+Every draw is a function of seed, step and the process's rank. NumPy pads short seeds with zeros, so rank 0 draws what a
+single process draws.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,11 +118,11 @@ def sample_anchors(shape: tuple[int, int], length: int, gamma: int, seed: tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSource:
-    """Rows of tokens, and where in them blocks may stand.
+    """Rows of tokens, and where in them blocks may begin.
 
     Attributes:
         rows: draws them. anchors: blocks a row.
-        first_anchor: least position of an anchor, at least 1: one token must stand before it.
+        first_anchor: least position of an anchor, at least 1: a token must precede it.
     """
 
     rows: WindowSampler
@@ -131,14 +131,14 @@ class BlockSource:
 
 
 def first_own_anchor(length: int, prompt_length: int, gamma: int) -> int:
-    """The least anchor of a generation whose whole block is the target's own: it drafts the first generated token.
+    """The first anchor of a generation whose block is generated text only: it drafts the first generated token.
 
     Args:
-        length: tokens of the generation. prompt_length: those of them that are none of the target's own.
+        length: tokens of the generation. prompt_length: those of them that were given.
         gamma: tokens of a block.
 
     Raises:
-        UserError: the generated part has no room for a block, or nothing stands before the anchor.
+        UserError: the generated part has no room for a block, or nothing precedes the anchor.
     """
     if length - prompt_length < gamma or prompt_length < 2:
         raise UserError(

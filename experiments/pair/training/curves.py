@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from experiments.results import load_pyplot
+
 
 def read_log(folder: Path) -> list[dict]:
     """The lines of ``log.jsonl``, if any; of steps logged twice (a resumed run) the later line counts."""
@@ -19,14 +21,9 @@ def draw_curves(folder: Path) -> Path | None:
     training = [line for line in lines if "evaluation" not in line]
     if not training:  # stopped before the first line
         return None
-    try:
-        import matplotlib  # an optional extra
-    except ImportError:
-        print("no loss curve drawn: pip install 'mlx-spec[plot]' brings matplotlib")
+    pyplot = load_pyplot()
+    if pyplot is None:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # after the backend is chosen
-
     evaluations = [line for line in lines if "evaluation" in line]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     skipped = ("step", "tokens_per_s", "gradient_norm", "worst_overload", "match_at_", "is_generated")

@@ -53,7 +53,7 @@ def train_drafter(
         network: filled in place; its stages are ``network.mtp``.
         gamma: tokens of a block.
         loss: ``(parameters, phase, tokens, anchors, biases) -> (loss, auxiliary)``, with ``load`` by stage.
-        judge: compares blocks of the network, as it is at the time, with the target.
+        judge: compares the network's blocks with the target.
         config: of `train_dspark` or `train_mtp`.
         group: the processes that train together.
         export: writes the network; called in rank 0 at the end.

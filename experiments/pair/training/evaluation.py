@@ -1,4 +1,4 @@
-"""Bits per byte: the loss in a unit that does not depend on the tokenizer."""
+"""Bits per byte: a loss that is comparable between tokenizers."""
 
 import json
 import math

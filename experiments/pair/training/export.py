@@ -12,7 +12,7 @@ SHARD_BYTES = 12 * 1024 * 1024
 
 
 def write_shards(folder: Path, tensors: dict[str, mx.array], stem: str = "model") -> None:
-    """Writes ``<stem>-0000i-of-0000n.safetensors`` of at most `SHARD_BYTES` (a larger tensor stands alone).
+    """Writes ``<stem>-0000i-of-0000n.safetensors`` of at most `SHARD_BYTES` (a larger tensor has its own).
 
     Older files of the same stem are removed, so that a folder never holds two checkpoints at once.
     """

@@ -1,7 +1,7 @@
 """A tree of parameters as a few long vectors.
 
-An optimizer step costs a few dozen launches a tensor; over the hundreds of small tensors of a model that is most of a
-training step on a GPU. On a few long vectors it costs nothing.
+An optimizer step launches a few dozen kernels for each tensor; over the hundreds of small tensors of a model that is
+most of a training step on a GPU. On a few long vectors it is negligible.
 """
 
 from collections.abc import Callable

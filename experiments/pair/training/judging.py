@@ -1,4 +1,4 @@
-"""Drafted blocks beside the target: the terms of a drafter's loss, and what would be accepted of held-out text."""
+"""Drafted blocks compared with the target: the terms of a drafter's loss, and its acceptance on held-out text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from models.deepseek_v4.probe import Probe
 
 @dataclass(frozen=True, kw_only=True)
 class BlockComparison:
-    """Blocks beside the target, all (M, G) float32 for M anchors.
+    """Drafted blocks compared with the target, all (M, G) float32 for M anchors.
 
     Attributes:
         cross_entropy: nats of the true token. overlap: sum of min(p, q). is_match: 1 where the argmaxes agree.
@@ -48,7 +48,7 @@ class DSparkLossWeights(LossWeights):
 
 
 Judge = Callable[[mx.array, mx.array], BlockComparison]
-"""From rows of tokens (B, S) int32 and anchors (B, A) int32 in them to the blocks there."""
+"""From rows of tokens (B, S) int32 and anchors (B, A) int32 in them to the comparison of the blocks there."""
 
 
 def compare(drafted: mx.array, wanted: mx.array, truth: mx.array) -> BlockComparison:
@@ -115,7 +115,7 @@ def acceptance(
 
 
 class HeldOutEvaluation:
-    """What a drafter is evaluated on: held-out text, and the target's greedy generations from it if there are any.
+    """Evaluation of a drafter on held-out text, and on the target's greedy generations from it if there are any.
 
     Args:
         config: with ``seed, batch_size, length, anchors, evaluation_windows, generated_batch_size, generated_anchors,
@@ -123,7 +123,7 @@ class HeldOutEvaluation:
         gamma: tokens of a block.
 
     Raises:
-        UserError: the generations are none that the program can use.
+        UserError: the generations cannot be used.
     """
 
     def __init__(self, config: DictConfig, gamma: int) -> None:

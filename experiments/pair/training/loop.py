@@ -164,7 +164,7 @@ class Trainer:
             Whether all steps are done.
 
         Raises:
-            UserError: the processes do not stand at the same step.
+            UserError: the processes are not at the same step.
         """
         self.resume()
         steps = values_of_all(self.step, self.group)
@@ -217,7 +217,7 @@ class Trainer:
             stream.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
-        """Writes weights, optimizer and step; a kill in the middle leaves the older state whole."""
+        """Writes weights, optimizer and step; if killed meanwhile, the older state remains."""
         fresh = self.folder / "state.tmp.safetensors"
         arrays = {f"parameters.{name}": array for name, array in self.vectors.items()}
         arrays |= {f"optimizer.{name}": array for name, array in tree_flatten(self.optimizer.state)}

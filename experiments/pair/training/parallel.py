@@ -1,4 +1,4 @@
-"""Several processes that train one model, one a GPU: who belongs together, and what they agree on.
+"""Data-parallel training, one process for each GPU: the group, and the collectives over it.
 
 A process alone has no group (None), and nothing here then communicates. The only collective is ``all_sum``, called in
 the same order by every process; a process that waits in one waits without limit.
@@ -62,7 +62,7 @@ def mean_over_processes(tree: Any, group: Group | None) -> Any:
 
 
 def first_says(is_so: bool, group: Group | None) -> bool:
-    """What rank 0 holds to be so, for all; waits for the others."""
+    """Rank 0's value, in every process; waits for the others."""
     if group is None:
         return is_so
     word = mx.array(float(is_so and group.rank() == 0))
@@ -78,5 +78,5 @@ def values_of_all(value: float, group: Group | None) -> list[float]:
 
 
 def wait_for_all(group: Group | None) -> None:
-    """Returns when every process has come here."""
+    """Returns when every process has called it."""
     values_of_all(0.0, group)

@@ -1,7 +1,7 @@
-"""What storing weights as the real checkpoints do would cost: fp8 e4m3 with one scale a block of 128 x 128.
+"""Rounding of weights as the real checkpoints store them: fp8 e4m3 with one scale for each block of 128 x 128.
 
-The loss of the rounded weights decides how the shipped target is stored; nothing is stored in fp8 here. Which matrices
-are rounded follows DeepSeek-V4's base checkpoints: projections and experts; embedding, head, routers, compressors,
+It measures what fp8 storage would cost (`experiments/LOG.md`); nothing is stored in fp8 here. Which matrices are
+rounded follows DeepSeek-V4's base checkpoints: projections and experts; embedding, head, routers, compressors,
 hyper-connections and norms stay.
 """
 
@@ -32,7 +32,7 @@ def round_fp8(weight: mx.array) -> mx.array:
 
 
 def round_as_fp8_checkpoint(model: nn.Module) -> tuple[int, int]:
-    """Rounds a target's weights in place, as a checkpoint of base type would have stored them.
+    """Rounds a target's weights in place, as a base checkpoint stores them.
 
     Returns:
         Bytes of the weights with everything in bfloat16, and with the rounded ones in fp8 (1 byte an entry; the scales,
