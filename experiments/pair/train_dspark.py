@@ -22,8 +22,7 @@ import mlx.nn as nn
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.pair.training.balancing import set_biases
-from experiments.pair.training.drafter import load_frozen_target, train_drafter
+from experiments.pair.training.drafter import fill, load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
 from experiments.pair.training.judging import BlockComparison, DSparkLossWeights, block_loss, compare, mean_by_position
 from experiments.pair.training.startup import start
@@ -82,8 +81,7 @@ def loss_function(
     biases: dict[str, mx.array],
 ) -> tuple[mx.array, dict[str, Any]]:
     """The paper's loss over all blocks; arguments as `judge_blocks`."""
-    network.update(parameters)
-    set_biases(network.mtp, biases)
+    fill(network, parameters, biases)
     probe = Probe()
     judged = judge_blocks(network, target, tokens, anchors, probe)
     loss, auxiliary = block_loss(judged, weights, probe)

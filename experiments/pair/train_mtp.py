@@ -20,8 +20,7 @@ import mlx.core as mx
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.pair.training.balancing import set_biases
-from experiments.pair.training.drafter import load_frozen_target, train_drafter
+from experiments.pair.training.drafter import fill, load_frozen_target, train_drafter
 from experiments.pair.training.export import update_config, write_shards
 from experiments.pair.training.judging import BlockComparison, LossWeights, block_loss, compare
 from experiments.pair.training.startup import start
@@ -67,8 +66,7 @@ def loss_function(
     biases: dict[str, mx.array],
 ) -> tuple[mx.array, dict[str, Any]]:
     """The loss over all chains; arguments as `judge_chains`."""
-    network.update(parameters)
-    set_biases(network.mtp, biases)
+    fill(network, parameters, biases)
     probe = Probe()
     judged = judge_chains(network, target, tokens, anchors, depth, probe)
     return block_loss(judged, weights, probe)

@@ -1,6 +1,6 @@
 """What the training of every drafter shares: blocks of text and of generations, balancing, evaluation, the loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from experiments.pair.training.balancing import Balancer, selection_biases, set_biases
 from experiments.pair.training.batches import BlockSampler
 from experiments.pair.training.curves import draw_curves
+from experiments.pair.training.flat import Tree
 from experiments.pair.training.initial import initialize
 from experiments.pair.training.judging import HeldOutEvaluation, Judge
 from experiments.pair.training.loop import LossFunction, Trainer
@@ -34,6 +35,12 @@ def load_frozen_target(path: str | Path, dtype: str) -> Model:
     target = load_model(path, dtype)
     target.train().freeze()
     return target
+
+
+def fill(network: nn.Module, parameters: Tree, biases: Mapping[str, mx.array]) -> None:
+    """Puts a step's parameters, and the selection biases (E,) of its stages ``network.mtp``, into a drafter."""
+    network.update(parameters)
+    set_biases(network.mtp, biases)
 
 
 def train_drafter(
@@ -67,16 +74,12 @@ def train_drafter(
     plan = instantiate(config.plan)
     trainer = Trainer(network.trainable_parameters(), loss, plan, folder, balancer.biases, group)
 
-    def take(parameters: dict[str, Any]) -> None:
-        network.update(parameters)
-        set_biases(network.mtp, balancer.biases)
-
     def after_step(auxiliary: dict[str, Any]) -> None:
         balancer.after_step(auxiliary)
         auxiliary["is_generated"] = mx.array(float(sampler.is_generated(trainer.step)))
 
-    def evaluate(parameters: dict[str, Any]) -> dict[str, float]:
-        take(parameters)
+    def evaluate(parameters: Tree) -> dict[str, float]:
+        fill(network, parameters, balancer.biases)
         figures = held_out.figures(judge)
         print(f"step {trainer.step}: accepted drafts", {name: round(value, 3) for name, value in figures.items()})
         return figures
@@ -89,7 +92,7 @@ def train_drafter(
         max_seconds=config.max_seconds,
     )
     if trainer.is_first:
-        take(trainer.parameters)
+        fill(network, trainer.parameters, balancer.biases)
         export()
         draw_curves(folder)
         print(f"{'finished' if is_done else 'stopped for time'} at step {trainer.step}; {config.destination} written")

@@ -117,10 +117,8 @@ def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
         def frozen(*_: Any, **__: Any) -> tuple[mx.array, mx.array]:
             return logits, values
 
-        anchors = mx.array([[5, 20, 40]])
-        return train_dspark.loss_function(network, frozen, DSparkLossWeights(), parameters, None, tokens, anchors, {})[
-            0
-        ]
+        weights, anchors = DSparkLossWeights(), mx.array([[5, 20, 40]])
+        return train_dspark.loss_function(network, frozen, weights, parameters, None, tokens, anchors, {})[0]
 
     logits, features = target(tokens, tapped_layers=network.tapped_layers)
     own, of_features, of_logits = mx.grad(loss, argnums=(0, 1, 2))(network.trainable_parameters(), features, logits)
