@@ -1,1 +1,1 @@
-"""Programs that answer a question: train the shipped pair, profile acceptance, calibrate, reproduce a table."""
+"""Programs that answer a question about the models that ship. Run from a checkout; they are not installed."""

@@ -1,16 +1,18 @@
-"""How many drafts stand, drafter by drafter, on the same recorded continuations: ``python -m experiments.acceptance``.
+"""Compares the acceptance of drafters on the same recorded continuations: ``python -m experiments.acceptance``.
 
-Nothing is decoded: the recordings say which token the target emits next. Two figures come of them. *tau* walks from the
-first own token, jumping by accepted + 1 as the loop does. *Accepted drafts* take every position of the target's own
-text as an anchor, the same ones for all drafters, which is what quantized drafters are compared by; it needs DSpark,
-which drafts at all positions at once. Intervals are over resampled sequences; a difference to the reference is over the
-same ones.
+Nothing is decoded: the recordings say which token the target emits next. Two figures are computed:
 
-Make the recordings with ``python -m experiments.generate``. Quick on a GPU; on a CPU the plain wheel's BLAS takes
-minutes a drafter, a real one (``LD_PRELOAD`` of OpenBLAS or MKL) a fraction.
+- *tau*: each sequence is walked from its first generated token in steps of accepted + 1, as the loop does.
+- *accepted drafts*: every position of the target's own text is an anchor, the same ones for all drafters. More precise,
+  and what quantized drafters are compared by; only DSpark can draft at all positions at once.
+
+Intervals are 95% over resampled sequences, differences to the reference are paired.
+
+Record with ``python -m experiments.pair.generate``. On a CPU the BLAS of MLX's wheel takes minutes a drafter; OpenBLAS
+or MKL (by ``LD_PRELOAD``) are much faster.
 """
 
-import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,28 +26,30 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from experiments.evaluation.blocks import Blocks, BlocksDrafter, accepted_drafts, draft_everywhere
+from experiments.evaluation.blocks import BlocksDrafter, DraftedBlocks, accepted_drafts, draft_everywhere
 from experiments.evaluation.bootstrap import Estimate, Sums, difference, ratio
 from experiments.evaluation.continuations import Continuation, batches, group_names, load_continuations, members
-from experiments.evaluation.drafters import Features, Named, default_dtype, make_drafter
+from experiments.evaluation.drafters import DrafterEntry, Features, make_drafter
 from experiments.evaluation.walk import walk
-from experiments.program import run
-from models import load_model
+from experiments.results import write_json
+from experiments.settings import default_dtype, texts
+from models import ModelError, load_model
 from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.repetition import repeated_ngram_share
 from spec.measure.summary import acceptance
+from spec.programs.frame import run
 from spec.rounds import Round
 
 
 @dataclass(kw_only=True)
-class Measured:
-    """What one drafter did.
+class DrafterResult:
+    """Results of one drafter.
 
     Attributes:
-        rounds: the walk, by sequence.
-        accepted: (A,) accepted drafts at every anchor, by sequence; nothing for a drafter that only walks.
-        seconds: that it took, the target's passes excluded.
+        rounds: of the walk, by sequence.
+        accepted: (A,) accepted drafts at every anchor, by sequence; empty for a drafter that only walks.
+        seconds: drafting time, the target's passes excluded.
     """
 
     rounds: dict[int, list[Round]] = field(default_factory=dict)
@@ -53,19 +57,19 @@ class Measured:
     seconds: float = 0.0
 
     def tau(self, numbers: Sequence[int]) -> Sums:
-        """Emitted tokens and rounds of some sequences."""
+        """Emitted tokens and rounds of the sequences: their ratio is tau."""
         rounds = [self.rounds[number] for number in numbers]
         return [sum(len(item.tokens) for item in ours) for ours in rounds], [len(ours) for ours in rounds]
 
     def accepted_drafts(self, numbers: Sequence[int]) -> Sums:
-        """Accepted drafts and positions of some sequences; nothing where it only walks."""
+        """Accepted drafts and positions of the sequences; empty for a drafter that only walks."""
         accepted = [self.accepted[number] for number in numbers if number in self.accepted]
         return [int(ours.sum()) for ours in accepted], [len(ours) for ours in accepted]
 
 
 def measure(
-    continuations: Sequence[Continuation], drafters: Sequence[Named], target: Any, console: Console
-) -> dict[str, Measured]:
+    continuations: Sequence[Continuation], drafters: Sequence[DrafterEntry], target: Any, console: Console
+) -> dict[str, DrafterResult]:
     """Runs every drafter over every sequence.
 
     Args:
@@ -75,8 +79,8 @@ def measure(
     Returns:
         By drafter's name.
     """
-    measured = {item.name: Measured() for item in drafters}
-    # Positions that all blocks fit after, so that drafters of different lengths are judged at the same ones.
+    measured = {item.name: DrafterResult() for item in drafters}
+    # Only positions that every drafter's block fits after, so that drafters of different lengths share their anchors.
     longest = max((item.gamma for item in drafters if item.is_parallel), default=0)
     every = list(batches(continuations))
     for batch in track(every, description="sequences", console=console, transient=True):
@@ -89,7 +93,7 @@ def measure(
                 spans = [range(one.start, len(one.tokens) - 1) for one in batch.continuations]
                 blocks = draft_everywhere(item.drafter.network, batch.tokens, tapped, spans)
                 for number, one, each in zip(batch.numbers, batch.continuations, blocks, strict=True):
-                    cut = Blocks(
+                    cut = DraftedBlocks(
                         first=each.first,
                         drafts=each.drafts[:, : item.gamma],
                         confidence_logits=each.confidence_logits[:, : item.gamma],
@@ -107,11 +111,11 @@ def measure(
 def describe_group(
     name: str,
     temperature: float,
-    measured: Mapping[str, Measured],
+    measured: Mapping[str, DrafterResult],
     reference: str | None,
     continuations: Sequence[Continuation],
 ) -> list[dict[str, Any]]:
-    """A row a drafter, for one class and temperature; see ``rows`` of `report`."""
+    """A row for each drafter, for one class and temperature; see `report`."""
     numbers = members(continuations, name, temperature)
     repeated = float(np.mean([repeated_ngram_share(continuations[number].own.tolist()) for number in numbers]))
     base = measured.get(reference) if reference else None
@@ -151,22 +155,22 @@ def _json(estimate: Estimate | None) -> dict[str, float] | None:
 
 
 def _survival(accepted: Sequence[np.ndarray]) -> list[float]:
-    """Share of all positions at which drafts 1..k stand, for k from 1 to the longest that ever did."""
+    """Share of all positions at which drafts 1..k are accepted, for k from 1 to the largest accepted count."""
     joined = np.concatenate([*accepted, np.zeros(0, dtype=np.int64)])
     return [float((joined >= count).mean()) for count in range(1, int(joined.max(initial=0)) + 1)]
 
 
 def report(
-    continuations: Sequence[Continuation], measured: Mapping[str, Measured], reference: str | None
+    continuations: Sequence[Continuation], measured: Mapping[str, DrafterResult], reference: str | None
 ) -> list[dict[str, Any]]:
-    """The figures of every class (``all`` of them first), temperature and drafter.
+    """Figures of every class (``all`` classes first), temperature and drafter.
 
     Returns:
         Rows of ``drafter, class, temperature, num_sequences, num_rounds, num_positions``; of the walk ``tau`` (value,
         low, high: tokens a round, next token included), ``acceptance_rate`` and ``accept_rate_at`` as in
         ``summary.json``; of all positions ``accepted_drafts`` (value, low, high) and ``survival_at`` (share at which
-        drafts 1..k stand); ``against_reference``: differences of both to the reference; ``repeated_4gram_share`` of the
-        recordings.
+        drafts 1..k are accepted); ``against_reference``: differences of both to the reference; ``repeated_4gram_share``
+        of the recordings.
     """
     return [
         row
@@ -177,7 +181,7 @@ def report(
 
 
 def print_report(rows: Sequence[Mapping[str, Any]], reference: str | None, console: Console) -> None:
-    """Two tables a temperature: tau, and accepted drafts at all positions."""
+    """Prints two tables for each temperature: tau, and accepted drafts at all positions."""
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         ours = [row for row in rows if row["temperature"] == temperature]
         classes = list(dict.fromkeys(row["class"] for row in ours))
@@ -200,7 +204,7 @@ def print_report(rows: Sequence[Mapping[str, Any]], reference: str | None, conso
     console.print(
         "tau: tokens a round, next token included. In brackets, 95% over resampled sequences: "
         f"of the figure, and of its difference to {reference}. Accepted at: by position of the walk's blocks, of all "
-        "classes; in the second table, share of positions at which drafts 1 to k stand."
+        "classes; in the second table, share of positions at which drafts 1 to k are accepted."
     )
 
 
@@ -213,12 +217,12 @@ def _cell(row: Mapping[str, Any], figure: str) -> str:
     return f"{value['value']:.3f} ({gap['low']:+.3f} to {gap['high']:+.3f})"
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="acceptance")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="acceptance")
 def main(config: DictConfig) -> None:
     """Measures, prints tables and writes ``output``."""
     entries = _chosen(config)
     continuations = load_continuations(
-        _texts(config.continuations), temperatures=config.temperatures, limit=config.limit
+        texts(config.continuations), temperatures=config.temperatures, limit=config.limit
     )
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)
@@ -228,10 +232,8 @@ def main(config: DictConfig) -> None:
     measured = measure(continuations, drafters, target, console)
     rows = report(continuations, measured, config.reference)
     print_report(rows, config.reference, console)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
     whole = {
-        "continuations": _texts(config.continuations),
+        "continuations": texts(config.continuations),
         "reference": config.reference,
         "drafters": {
             item.name: {"gamma": item.gamma} | OmegaConf.to_container(entries[item.name]) for item in drafters
@@ -240,17 +242,17 @@ def main(config: DictConfig) -> None:
         "environment": describe(seed=0, dtype=dtype, checkpoints={"target": target.path}),
         "rows": rows,
     }
-    output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-    console.print(f"{sum(item.seconds for item in measured.values()):.0f} s of drafting; figures in {output}")
+    write_json(config.output, whole)
+    console.print(f"{sum(item.seconds for item in measured.values()):.0f} s of drafting; figures in {config.output}")
 
 
 def _chosen(config: DictConfig) -> dict[str, DictConfig]:
-    """The drafters to judge, by name.
+    """The drafters to compare, by name.
 
     Raises:
-        UserError: one is asked for that is not configured, or there is none, or the reference is not among them.
+        UserError: ``only`` names a drafter that is not configured, none is left, or the reference is not among them.
     """
-    names = list(config.drafters) if config.only is None else _texts(config.only)
+    names = list(config.drafters) if config.only is None else texts(config.only)
     missing = [name for name in names if name not in config.drafters]
     if missing or not names:
         raise UserError(f"only: wanted some of {', '.join(config.drafters)}, got {', '.join(missing) or 'none'}")
@@ -259,9 +261,5 @@ def _chosen(config: DictConfig) -> dict[str, DictConfig]:
     return {name: config.drafters[name] for name in names}
 
 
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value]
-
-
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -1,19 +1,24 @@
-"""Fits a DSpark drafter's confidences to what really stands: ``python -m experiments.calibrate``.
+"""Calibrates the confidences of a DSpark drafter: ``python -m experiments.calibrate``.
 
-The head was trained on the overlap of two distributions, the acceptance of sampled drafts; what it is used for is
-whether a draft stands, and that depends on how drafts are chosen and verified. Three cases get temperatures of their
-own: ``greedy``, argmax drafts against the target's argmax; ``matched``, argmax drafts against its draws, which equal
-them with probability p(draft) (sample matching, rejection sampling of a point mass); ``sampled``, drafts drawn from q
-under rejection sampling (`experiments.evaluation.coupling`). Each is fitted on one set of recorded continuations, at
-every position and not only where a loop would come by, and judged on another. They are stored in the drafter's
-``config.json`` as ``dspark_confidence_temperatures``; ``drafter.calibration`` of ``spec.run`` chooses.
+The head is trained to predict sum min(p, q), the acceptance probability of a sampled draft. How often a draft is really
+accepted depends on how drafts are chosen and verified, so three cases get their own temperatures:
 
-A confidence is that of a draft given the drafts before it. Sampled ones are random, and whether they stood goes with
-what they are: even of perfect confidences the product is not the chance of all to stand. Argmax drafts are a function
-of what precedes the block, and have no such remainder.
+- ``greedy``: argmax drafts against the target's argmax.
+- ``matched``: argmax drafts against the target's draws, which equal them with probability p(draft) (sample matching,
+  rejection sampling of a point mass).
+- ``sampled``: drafts drawn from q under rejection sampling (`experiments.evaluation.coupling`).
+
+Each is fitted on one set of recorded continuations, at every position, and evaluated on another. The temperatures are
+stored in the drafter's ``config.json`` as ``dspark_confidence_temperatures``; ``drafter.calibration`` of ``spec.run``
+selects one of them. Results: `experiments/LOG.md`.
+
+A confidence is conditional on the drafts before it. Sampled drafts are random and their acceptance depends on their
+value, so even for perfect confidences the product is not exactly the survival probability. Argmax drafts are a function
+of the context, and for them it is.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,33 +29,35 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from experiments.evaluation.confidence_scores import ConfidenceScores, score
 from experiments.evaluation.continuations import Continuation, load_continuations, members
 from experiments.evaluation.diagram import draw_reliability
-from experiments.evaluation.drafters import default_dtype, prepare
+from experiments.evaluation.drafters import prepare
 from experiments.evaluation.forecast import BINS, auroc, brier_score, expected_calibration_error
 from experiments.evaluation.scaling import GRID, MIN_POSITIONS, conditional, fit_affine, fit_temperatures, survival
-from experiments.evaluation.scored import Scored, score
-from experiments.program import run
-from experiments.training.export import update_config
-from models import load_dspark, load_model
+from experiments.pair.training.export import update_config
+from experiments.results import write_json
+from experiments.settings import default_dtype, texts
+from models import ModelError, load_dspark, load_model
 from models.dspark.config import CALIBRATIONS
 from models.loading import find_checkpoint
 from spec.errors import UserError
 from spec.measure.environment import describe
+from spec.programs.frame import run
 
 AIM = 0.02
-"""Calibration error at every position that a calibrated head should keep to (the paper reports 0.4 to 2.0%)."""
+"""Largest calibration error wanted at any position (the paper reports 0.4 to 2.0%)."""
 
 SHARED = 32
-"""Tokens by which a beginning is known again."""
+"""Tokens at the end of a prompt by which it is recognized."""
 
 KEY = "dspark_confidence_temperatures"
 
 
 def disjoint(judged: Sequence[Continuation], fitted: Sequence[Continuation]) -> list[Continuation]:
-    """The sequences to judge on whose beginnings occur nowhere in what was fitted on.
+    """The sequences to evaluate on whose prompts do not occur in the sequences that were fitted on.
 
-    A beginning is known by its last `SHARED` tokens; sequences of one named origin count as one document.
+    A prompt is recognized by its last `SHARED` tokens; sequences of one named origin count as one document.
     """
     origins = {item.origin for item in fitted if item.origin}
     ends = [item.tokens[max(0, item.start - SHARED) : item.start].tobytes() for item in judged]
@@ -64,17 +71,20 @@ def disjoint(judged: Sequence[Continuation], fitted: Sequence[Continuation]) -> 
     ]
 
 
-def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray | None = None) -> list[dict[str, Any]]:
-    """Figures by position.
+def judge(
+    scored: ConfidenceScores, scales: np.ndarray | None = None, biases: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """Forecast quality by position.
 
     Args:
         scored: the anchors. scales, biases: (G,) of the logits, as `conditional`.
 
     Returns:
-        For k = 1..G: ``num_anchors``, ``predicted`` and ``observed`` means; of the cumulative product against "the
-        first k stand" ``ece``, ``auroc``, ``brier``; of the conditional confidence, over the anchors where the first
-        k - 1 stand, ``num_reached``, ``conditional_ece``, ``conditional_auroc``, ``conditional_brier``. Of sampled
-        drafts all are expectations over whether the last of the k stands, which makes them less noisy, not lower.
+        For k = 1..G: ``num_anchors``, ``predicted`` and ``observed`` means; ``ece``, ``auroc``, ``brier`` of the
+        cumulative product against "drafts 1..k are accepted"; ``num_reached`` and ``conditional_ece``,
+        ``conditional_auroc``, ``conditional_brier`` of the conditional confidence, over the anchors whose first k - 1
+        drafts are accepted. For sampled drafts these are expectations over the acceptance of draft k: the same figures
+        with less noise.
     """
     one = conditional(scored.logits, scales, biases)
     survived, reached = scored.survived, scored.is_reached
@@ -101,25 +111,28 @@ def judge(scored: Scored, scales: np.ndarray | None = None, biases: np.ndarray |
     return rows
 
 
-def calibrate(fitted: Scored, judged: Scored, judged_on: Sequence[Continuation], temperature: float) -> dict[str, Any]:
-    """Fits one set and judges the raw, the scaled and the affine confidences.
+def calibrate(
+    fitted: ConfidenceScores, judged: ConfidenceScores, judged_on: Sequence[Continuation], temperature: float
+) -> dict[str, Any]:
+    """Fits one set and evaluates the raw, the scaled and the affine confidences.
 
     Args:
-        fitted: what to fit on. judged, judged_on: what to judge on, and its sequences. temperature: of all of them.
+        fitted: scores to fit on. judged, judged_on: scores to evaluate on, and their sequences.
+        temperature: of all of them.
 
     Returns:
-        ``temperatures``; ``affine`` (scales and biases, to compare, never stored); ``num_fitted`` anchors; ``at_edge``:
-        the positions whose temperature is the grid's first or last; ``judged``: rows of `judge` by class and variant;
-        ``fitted``: by variant on the very set fitted on, whose error no more data can bring down.
+        ``temperatures``; ``affine``: scales and biases, for comparison, never stored; ``num_fitted`` anchors;
+        ``at_edge``: positions whose temperature is the grid's first or last; ``judged``: rows of `judge` by class and
+        variant; ``fitted``: the same by variant on the set fitted on, the error that more data cannot reduce.
 
     Raises:
-        UserError: too few anchors to fit or to judge on.
+        UserError: too few anchors to fit or to evaluate on.
     """
     for name, part in (("fit", fitted), ("judge", judged)):
         if len(part.accepted) < MIN_POSITIONS:
             raise UserError(
                 f"{name}: wanted {MIN_POSITIONS} positions or more at temperature {temperature:g}, got "
-                f"{len(part.accepted)}: generate more with python -m experiments.generate"
+                f"{len(part.accepted)}: generate more with python -m experiments.pair.generate"
             )
     temperatures = fit_temperatures(fitted.logits, fitted.survived)
     scales, biases = fit_affine(fitted.logits, fitted.chances, fitted.is_reached)
@@ -141,7 +154,7 @@ def calibrate(fitted: Scored, judged: Scored, judged_on: Sequence[Continuation],
 
 
 def print_result(name: str, result: Mapping[str, Any], console: Console) -> None:
-    """A table of one calibration, and whether it reaches the aim."""
+    """Prints the table of one calibration, and whether it reaches `AIM`."""
     shown = ", ".join(f"{value:.3f}" for value in result["temperatures"])
     table = Table(title=f"{name} (temperature {result['temperature']:g}): divided by {shown}")
     for column in (
@@ -182,13 +195,13 @@ def print_result(name: str, result: Mapping[str, Any], console: Console) -> None
         console.print(f"{name}: the temperature of position {result['at_edge']} lies at the edge of the grid")
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="calibrate")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="calibrate")
 def main(config: DictConfig) -> None:
-    """Fits, judges, prints, draws, and stores the temperatures beside the drafter."""
+    """Fits, evaluates, prints and draws; stores the temperatures in the drafter's configuration."""
     wanted = _wanted(config)
     path = find_checkpoint(config.drafter or config.target)
     sets = {
-        name: load_continuations(_texts(config[name]), temperatures=sorted(set(wanted.values())), limit=config.limit)
+        name: load_continuations(texts(config[name]), temperatures=sorted(set(wanted.values())), limit=config.limit)
         for name in ("fit", "judge")
     }
     judged_on = disjoint(sets["judge"], sets["fit"])
@@ -200,7 +213,7 @@ def main(config: DictConfig) -> None:
         if lacking:
             raise UserError(
                 f"sets: {', '.join(lacking)} cannot be fitted, {where}={config[where]} has no sequences of "
-                f"temperature {wanted[lacking[0]]:g}: generate them with python -m experiments.generate, or leave "
+                f"temperature {wanted[lacking[0]]:g}: generate them with python -m experiments.pair.generate, or leave "
                 "these sets out"
             )
     console = Console(width=None if Console().is_terminal else 150)
@@ -219,14 +232,10 @@ def main(config: DictConfig) -> None:
         print_result(name, result, console)
     console.print(f"{left_out} sequences of judge={config.judge} share their beginning with fit and were left out")
     output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    drawn = draw_reliability(
-        output.with_suffix(".png"), {name: (scored[name], result) for name, result in results.items()}
-    )
     temperatures = {name: [round(value, 4) for value in result["temperatures"]] for name, result in results.items()}
     whole = {
-        "fit": _texts(config.fit),
-        "judge": _texts(config.judge),
+        "fit": texts(config.fit),
+        "judge": texts(config.judge),
         "num_sequences": {"fit": len(sets["fit"]), "judge": len(judged_on), "left_out": left_out},
         "bins": BINS,
         "grid": {"least": float(GRID[0]), "most": float(GRID[-1]), "count": len(GRID), "spacing": "geometric"},
@@ -236,7 +245,10 @@ def main(config: DictConfig) -> None:
         ),
         "results": results,
     }
-    output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_json(output, whole)
+    drawn = draw_reliability(
+        output.with_suffix(".png"), {name: (scored[name], result) for name, result in results.items()}
+    )
     if config.store:
         present = json.loads((path / "config.json").read_text(encoding="utf-8")).get(KEY, {})
         update_config(path, {KEY: present | temperatures})
@@ -245,12 +257,12 @@ def main(config: DictConfig) -> None:
 
 
 def _wanted(config: DictConfig) -> dict[str, float]:
-    """The temperature of the recordings of each set to fit.
+    """The recordings' temperature for each set to fit.
 
     Raises:
-        UserError: there is no such set, the temperature is none to sample at, or the seed is none.
+        UserError: an unknown set, a sampled_temperature that is not above 0, or an invalid seed.
     """
-    names = _texts(config.sets)
+    names = texts(config.sets)
     if not names or not set(names) <= set(CALIBRATIONS):
         raise UserError(f"sets: wanted one or more of {', '.join(CALIBRATIONS)}, got {names}")
     if type(config.seed) is not int or config.seed < 0:
@@ -261,9 +273,5 @@ def _wanted(config: DictConfig) -> dict[str, float]:
     return {name: 0.0 if name == "greedy" else float(config.sampled_temperature) for name in names}
 
 
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [str(item) for item in value]
-
-
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

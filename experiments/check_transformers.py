@@ -19,15 +19,15 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from experiments.program import run
-from models import load
+from models import ModelError, load
 from models.loading import find_checkpoint
 from spec.errors import UserError
+from spec.programs.frame import run
 from spec.prompts import encode, load_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class LogitComparison:
     """Two implementations' logits (T, V) of one text.
 
     Attributes:
@@ -41,10 +41,10 @@ class Comparison:
     same_argmax: float
 
 
-def compare(ours: np.ndarray, reference: np.ndarray) -> Comparison:
+def compare(ours: np.ndarray, reference: np.ndarray) -> LogitComparison:
     """Compares logits (T, V) float32 of the same T tokens; a logit that is no number is an infinite gap."""
     gaps = np.abs(ours - reference)
-    return Comparison(
+    return LogitComparison(
         tokens=len(ours),
         largest_gap=float(np.where(np.isnan(gaps), np.inf, gaps).max()),
         deviation=float(reference.std()),
@@ -84,7 +84,7 @@ def transformers_logits(folder: Path, texts: Sequence[Sequence[int]]) -> list[np
         return [model(torch.tensor([list(text)])).logits[0].numpy() for text in texts]
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="check_transformers")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="check_transformers")
 def main(config: DictConfig) -> None:
     """Compares, prints a table and says by the exit code whether both agree."""
     if type(config.length) is not int or config.length < 1:
@@ -110,4 +110,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -1,12 +1,12 @@
 """Bits per byte of SmolLM2-135M-Instruct on the held-out text: `python -m experiments.evaluate_reference`.
 
-A yardstick from outside: a model 13 times as large as the shipped target that saw 2 trillion tokens of other text. It
-reads each held-out document alone, after its own begin token, in half-overlapping windows; the unit makes the figures
-comparable although the tokens differ. Best on a GPU.
+An external reference: a model 13 times as large as the shipped target, trained on 2 trillion tokens of other text. It
+reads each held-out document alone, after its begin token, in half-overlapping windows. Bits per byte are comparable
+although the tokenizers differ. Best on a GPU.
 """
 
-import json
 import math
+import sys
 from pathlib import Path
 
 import hydra
@@ -14,12 +14,14 @@ import mlx.core as mx
 import numpy as np
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
-from tqdm import tqdm
 
-from experiments.data.documents import CLASSES, read_documents
-from experiments.data.smollm import LanguageModel, find_gguf, load_llama
-from experiments.program import run
+from experiments.pair.data.documents import CLASSES, read_documents
+from experiments.pair.data.smollm import LanguageModel, find_gguf, load_llama
+from experiments.results import write_json
+from models import ModelError
+from spec.programs.frame import run
 
 
 def windows(tokens: list[int], length: int) -> list[tuple[list[int], int]]:
@@ -36,10 +38,10 @@ def windows(tokens: list[int], length: int) -> list[tuple[list[int], int]]:
 
 
 def document_bits(language_model: LanguageModel, texts: list[str], length: int, batch_size: int) -> float:
-    """Bits of all texts together, each given its own beginning only.
+    """Total bits of the texts, each predicted from its own beginning only.
 
     Args:
-        language_model: its tokens 0 to 2 begin and end texts; the first stands before each text and is not scored.
+        language_model: its tokens 0 to 2 begin and end texts; the first is put before each text and is not scored.
         texts: whole documents. length: tokens a window, even. batch_size: windows a pass.
     """
     begin = language_model.tokenizer.token_to_id("<|endoftext|>")
@@ -49,7 +51,7 @@ def document_bits(language_model: LanguageModel, texts: list[str], length: int, 
         key=lambda pair: len(pair[0]),
     )
     bits = 0.0
-    for first in tqdm(range(0, len(pairs), batch_size), unit="batch", mininterval=5):
+    for first in track(range(0, len(pairs), batch_size), description="batches", transient=True):
         group = pairs[first : first + batch_size]
         width = max(len(window) for window, _ in group)
         padded = np.array([window + [begin] * (width - len(window)) for window, _ in group], dtype=np.int32)
@@ -65,7 +67,7 @@ def document_bits(language_model: LanguageModel, texts: list[str], length: int, 
     return bits
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="evaluate_reference")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="evaluate_reference")
 def main(config: DictConfig) -> None:
     """Evaluates, prints a table and writes it to ``output`` as JSON."""
     language_model = load_llama(find_gguf(Path(config.downloads)), config.dtype)
@@ -83,10 +85,8 @@ def main(config: DictConfig) -> None:
     for name, row in figures.items():
         table.add_row(name, f"{row['bits_per_byte']:.3f}", str(row["bytes"]))
     Console().print(table)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, figures)
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -1,11 +1,12 @@
 """Bits per byte of a target on all held-out text: ``python -m experiments.evaluate_target``.
 
-Needs the tokens of `experiments.tokens`; stands beside the figures of `experiments.ngram_baseline` and
-`experiments.evaluate_reference` where those have been run. With ``storage=fp8`` the target's weights are first rounded
-as a base checkpoint of the real model stores them.
+Needs the tokens of `experiments.pair.tokens`. Figures of `experiments.ngram_baseline` and
+`experiments.evaluate_reference` are printed beside, where they have been run. With ``storage=fp8`` the target's weights
+are first rounded as a base checkpoint of the real model stores them.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import hydra
@@ -14,15 +15,16 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from experiments.program import run
-from experiments.training.batches import load_tokens
-from experiments.training.evaluation import bits_per_byte, read_bytes_per_token
-from experiments.training.storage import round_as_fp8_checkpoint
-from models import load_model
+from experiments.pair.training.batches import load_tokens
+from experiments.pair.training.evaluation import bits_per_byte, read_bytes_per_token
+from experiments.pair.training.storage import round_as_fp8_checkpoint
+from experiments.results import write_json
+from models import ModelError, load_model
 from spec.errors import UserError
+from spec.programs.frame import run
 
 
-@hydra.main(version_base=None, config_path="configs", config_name="evaluate_target")
+@hydra.main(version_base=None, config_path=str(Path(__file__).parent / "configs"), config_name="evaluate_target")
 def main(config: DictConfig) -> None:
     """Evaluates, prints a table and writes it to ``output`` as JSON."""
     target = load_model(config.target, config.dtype)
@@ -53,9 +55,7 @@ def main(config: DictConfig) -> None:
     for name in figures:
         table.add_row(name, *(f"{column[name]:.4f}" if name in column else "-" for column in columns.values()))
     Console().print(table)
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(columns, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, columns)
 
 
 def _ngram_figures(file: Path) -> dict[str, float]:
@@ -76,4 +76,4 @@ def _reference_figures(file: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

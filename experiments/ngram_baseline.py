@@ -1,12 +1,12 @@
-"""What a 5-gram model makes of the valid tokens: `python -m experiments.ngram_baseline`.
+"""Bits per byte of a 5-gram model on the valid tokens: `python -m experiments.ngram_baseline`.
 
-The floor that a trained target has to beat: an interpolated modified Kneser-Ney model (`experiments.data.kneser_ney`)
-of the same training tokens, in bits per byte by class and over all. Every token but the begin of sentence is judged,
-the end of sentence included; the denominator is the UTF-8 bytes of the texts.
+The floor that a trained target has to beat: an interpolated modified Kneser-Ney model of the same training tokens, in
+bits per byte by class and over all. Every token but the begin of sentence is scored, the end of sentence included; the
+denominator is the UTF-8 bytes of the texts.
 """
 
-import json
 import logging
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import hydra
 import numpy as np
 from omegaconf import DictConfig
 
-from experiments.data.kneser_ney import KneserNeyModel
-from experiments.program import run
+from experiments.pair.data.kneser_ney import KneserNeyModel
+from experiments.results import write_json
+from models import ModelError
+from spec.programs.frame import run
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ def bits_per_byte(model: KneserNeyModel, tokens: np.ndarray, num_bytes: int, beg
         model: the n-gram model.
         tokens: (T,) uint16, documents that start with `begin`.
         num_bytes: UTF-8 bytes of the documents.
-        begin: id of the begin of sentence token, which is given and not judged.
+        begin: id of the begin of sentence token, which is given and not scored.
 
     Returns:
         `{"bits_per_byte", "bits_per_token", "bits", "tokens", "bytes"}`.
@@ -43,7 +45,7 @@ def bits_per_byte(model: KneserNeyModel, tokens: np.ndarray, num_bytes: int, beg
     }
 
 
-@hydra.main(config_path="configs", config_name="ngram_baseline", version_base="1.3")
+@hydra.main(version_base="1.3", config_path=str(Path(__file__).parent / "configs"), config_name="ngram_baseline")
 def main(config: DictConfig) -> None:
     """Entry point of `python -m experiments.ngram_baseline`."""
     started = time.perf_counter()
@@ -66,10 +68,8 @@ def main(config: DictConfig) -> None:
     rows = result["classes"].values()
     result["bits_per_byte"] = sum(row["bits"] for row in rows) / sum(row["bytes"] for row in rows)
     logger.info("%-16s %.4f bits a byte", "all", result["bits_per_byte"])
-    output = Path(config.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(config.output, result)
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main, ModelError))

@@ -1,1 +1,1 @@
-"""Judging drafters and their confidences on recorded continuations, without a speculative loop."""
+"""Evaluation of drafters and their confidences on recorded continuations, without a speculative loop."""

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from typing_extensions import override
 
-from experiments.evaluation.coupling import CoupledChain, Recorded
+from experiments.evaluation.coupling import CoupledChain, RecordedBatch
 from models.dspark import Network
 from spec.drafters import NoneDrafter
 from spec.rounds import Admits, Context, Proposal
@@ -16,14 +16,14 @@ BLOCKS = 512  # drafted together: their logits are 60 MB with a block of 5 and 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """What a drafter proposes after each of A consecutive anchors, the true tokens up to the anchor given.
+class DraftedBlocks:
+    """A drafter's blocks at A consecutive anchors of one sequence, each drafted after the true tokens up to it.
 
     Attributes:
         first: position of the first anchor.
         drafts: (A, G) int32, the argmax chain or a sampled one.
         confidence_logits: (A, G) float32, not calibrated.
-        coupled: of a chain sampled against the recorded tokens, what `CoupledChain` says of it: drafts that stand (A,)
+        coupled: of a chain sampled against the recorded tokens, what `CoupledChain` computes: accepted drafts (A,)
             int32 and chances (A, G) float32.
     """
 
@@ -38,9 +38,9 @@ def draft_everywhere(
     tokens: mx.array,
     features: mx.array | None,
     anchors: Sequence[range],
-    recorded: Recorded | None = None,
-) -> list[Blocks]:
-    """Drafts as `spec.DSparkDrafter` would at every anchor, had the loop come by there.
+    recorded: RecordedBatch | None = None,
+) -> list[DraftedBlocks]:
+    """Drafts at every anchor as `spec.DSparkDrafter` would there.
 
     Args:
         network: in evaluation mode or in training mode, which evaluates every expert (faster for wide passes).
@@ -86,13 +86,13 @@ def draft_everywhere(
     ends = np.cumsum([len(span) for span in anchors])[:-1]
     columns = [np.split(np.concatenate(part), ends) for part in (drafts, logits, *zip(*coupled, strict=True))]
     return [
-        Blocks(first=span.start, drafts=ours, confidence_logits=sure, coupled=tuple(outcome) or None)
+        DraftedBlocks(first=span.start, drafts=ours, confidence_logits=sure, coupled=tuple(outcome) or None)
         for span, ours, sure, *outcome in zip(anchors, *columns, strict=True)
     ]
 
 
-def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:
-    """How many drafts stand at each anchor that the recorded sequence holds a whole block after.
+def accepted_drafts(blocks: DraftedBlocks, tokens: np.ndarray, count: int | None = None) -> np.ndarray:
+    """Accepted drafts at each anchor that is followed by a full block of recorded tokens.
 
     Args:
         blocks: of the sequence. tokens: (S,) the sequence.
@@ -111,7 +111,7 @@ def accepted_drafts(blocks: Blocks, tokens: np.ndarray, count: int | None = None
 class BlocksDrafter(NoneDrafter):
     """Plays blocks back, so that they go through the loop as any other drafter's."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: DraftedBlocks) -> None:
         self.blocks = blocks
         self.max_gamma: int | None = blocks.drafts.shape[1]
 

@@ -1,4 +1,4 @@
-"""Intervals of ratios by resampling whole sequences, whose tokens depend on one another."""
+"""Confidence intervals of ratios by resampling whole sequences, since tokens within one are dependent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ class Estimate:
 
 
 Sums = tuple[Sequence[float], Sequence[float]]
-"""Numerators and denominators of a ratio, one of each a sequence."""
+"""Numerators and denominators of a ratio, one of each for every sequence."""
 
 
 def ratio(ours: Sums, seed: int = 0, resamples: int = RESAMPLES) -> Estimate | None:
-    """``sum(numerators) / sum(denominators)``; None without anything in the denominators."""
+    """``sum(numerators) / sum(denominators)``; None where the denominators sum to 0."""
     return _estimate([ours], seed, resamples)
 
 
 def difference(ours: Sums, theirs: Sums, seed: int = 0, resamples: int = RESAMPLES) -> Estimate | None:
-    """The ratio of ours minus the ratio of theirs, both over the same resampled sequences: what they share cancels."""
+    """Paired difference: the ratio of ours minus the ratio of theirs, over the same resampled sequences."""
     return _estimate([ours, theirs], seed, resamples)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from experiments.data.generations import Generations, load_generations
+from experiments.pair.data.generations import Generations, load_generations
 from spec.errors import UserError
 from spec.measure.records import RUNS, read_lines
 
@@ -38,8 +38,8 @@ class Continuation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Sequences that go through the target together.
+class ContinuationBatch:
+    """Sequences that share a target pass.
 
     Attributes:
         numbers: (B,) which sequences these are, in the order of the whole set.
@@ -61,7 +61,7 @@ def load_continuations(
     """Reads recorded continuations.
 
     Args:
-        sources: ``.npz`` files, folders or globs of them as `experiments.generate` writes, and output folders of
+        sources: ``.npz`` files, folders or globs of them as `experiments.pair.generate` writes, and output folders of
             ``spec.run``.
         temperatures: only these; None takes all.
         limit: most sequences of a class and temperature; None takes all.
@@ -116,8 +116,8 @@ def _of_run(folder: Path) -> list[Continuation]:
     ]
 
 
-def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[Batch]:
-    """All sequences, those of about the same length together.
+def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterator[ContinuationBatch]:
+    """Batches of all sequences, those of similar length together.
 
     Args:
         continuations: at least one.
@@ -135,11 +135,11 @@ def batches(continuations: Sequence[Continuation], chunk: int = CHUNK) -> Iterat
         chosen = tuple(continuations[number] for number in numbers)
         width = max(len(item.tokens) for item in chosen)
         padded = np.stack([np.pad(item.tokens, (0, width - len(item.tokens))) for item in chosen])
-        yield Batch(numbers=tuple(numbers), continuations=chosen, tokens=mx.array(padded))
+        yield ContinuationBatch(numbers=tuple(numbers), continuations=chosen, tokens=mx.array(padded))
 
 
 def group_names(continuations: Sequence[Continuation]) -> list[tuple[str, float]]:
-    """Classes and temperatures that results are told by, with ``all`` classes of a temperature first."""
+    """Classes and temperatures that results are grouped by, ``all`` classes of a temperature first."""
     temperatures = sorted({item.temperature for item in continuations})
     names = list(dict.fromkeys(item.prompt_class for item in continuations))
     return [(name, temperature) for temperature in temperatures for name in ("all", *names)]

@@ -4,8 +4,8 @@ A recorded token is a draw x ~ p of the target. Keep it as the draft with probab
 norm(max(q - p, 0)) otherwise. Then the draft y has probability p(y) min(1, q/p) + (1 - sum min(p, q)) residual(y) =
 min(p, q)(y) + max(q - p, 0)(y) = q(y), and given y the token was kept with probability min(p, q)(y) / q(y) =
 min(1, p/q), which is the test of rejection sampling (`spec.RejectionVerifier`). A kept draft is the recorded token, so
-the target's recorded logits are those after it, too. Drafts and their number that stand are therefore distributed as in
-the loop at that anchor, without a pass of the target over any draft.
+the target's recorded logits are also those after it. Drafts and accepted counts are therefore distributed as in the
+loop at that anchor, without a target pass over any draft.
 
 The mean of prod_i min(1, q(x_i) / p(x_i)) along recorded tokens is the same survival, the sum over blocks of prod
 min(p, q). It is not used: its confidences would be those after tokens of p, where the loop's are after drafts of q.
@@ -20,8 +20,8 @@ from spec.verifiers.rejection import residual
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What drafts are coupled with.
+class RecordedBatch:
+    """The recorded draws of the target that drafts are coupled with.
 
     Attributes:
         logits: (B, S, V) float32, the target's after each recorded token.
@@ -78,10 +78,10 @@ class CoupledChain:
 
     @property
     def accepted(self) -> mx.array:
-        """(A,) int32, drafts chosen so far that stand."""
+        """(A,) int32, accepted drafts among those chosen so far."""
         return self._accepted
 
     @property
     def chances(self) -> mx.array:
-        """(A, G) float32, sum min(p, q): the chance of each draft to stand, where those before it do."""
+        """(A, G) float32, sum min(p, q): acceptance probability of each draft where those before it are accepted."""
         return mx.stack(self._chances, axis=1)

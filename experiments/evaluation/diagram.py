@@ -6,29 +6,25 @@ from typing import Any
 
 import numpy as np
 
+from experiments.evaluation.confidence_scores import ConfidenceScores
 from experiments.evaluation.forecast import reliability
 from experiments.evaluation.scaling import conditional, survival
-from experiments.evaluation.scored import Scored
+from experiments.results import load_pyplot
 
 
-def draw_reliability(file: Path, results: Mapping[str, tuple[Scored, Mapping[str, Any]]]) -> Path | None:
-    """Draws observed against predicted survival by position, raw above and scaled below, a column a calibration.
+def draw_reliability(file: Path, results: Mapping[str, tuple[ConfidenceScores, Mapping[str, Any]]]) -> Path | None:
+    """Draws observed against predicted survival by position, raw above and scaled below, a column for each calibration.
 
     Args:
-        file: a ``.png``. results: by calibration, the judged anchors as `Scored` and the
+        file: a ``.png``. results: by calibration, the judged anchors as `ConfidenceScores` and the
             result with its ``temperatures``.
 
     Returns:
         The file; None without matplotlib.
     """
-    try:
-        import matplotlib  # an optional extra
-    except ImportError:
-        print("no reliability diagram drawn: pip install 'mlx-spec[plot]' brings matplotlib")
+    pyplot = load_pyplot()
+    if pyplot is None:
         return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # after the backend is chosen
-
     shape = {"nrows": 2, "ncols": len(results), "squeeze": False, "sharex": True, "sharey": True}
     figure, axes = pyplot.subplots(**shape, figsize=(1 + 4 * len(results), 8), layout="constrained")
     for column, (name, (scored, result)) in enumerate(results.items()):

@@ -1,4 +1,4 @@
-"""Drafters by name from the choices of ``configs/drafter``, ready for many rows at once."""
+"""Drafters by name from the choices of ``configs/drafter``, prepared for wide passes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from models.deepseek_v4 import Model
 from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
-from spec.measure.environment import backend
 from spec.programs.frame import CONFIGS
 from spec.programs.parts import build_drafter
 from spec.protocols import Drafter
@@ -20,8 +19,8 @@ GAMMA = 5  # of drafters that have no longest block of their own
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
-    """A drafter to be judged.
+class DrafterEntry:
+    """A drafter to be compared.
 
     Attributes:
         name: as configured. drafter: the part. gamma: longest proposal.
@@ -37,7 +36,7 @@ class Named:
         return isinstance(self.drafter, DSparkDrafter)
 
 
-def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
+def make_drafter(name: str, entry: DictConfig, target: Model) -> DrafterEntry:
     """Builds a drafter.
 
     Args:
@@ -68,16 +67,11 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> Named:
     if isinstance(drafter, DSparkDrafter):
         prepare(drafter.network, target)
         gamma = gamma or longest
-    return Named(name=name, drafter=drafter, gamma=gamma or min(GAMMA, longest or GAMMA))
-
-
-def default_dtype() -> str:
-    """``float32`` on a CPU, ``bfloat16`` elsewhere, as `experiments.generate` decodes."""
-    return "float32" if backend() == "cpu" else "bfloat16"
+    return DrafterEntry(name=name, drafter=drafter, gamma=gamma or min(GAMMA, longest or GAMMA))
 
 
 def prepare(network: Any, target: Model) -> None:
-    """Makes a DSpark network fast for many blocks; its numbers change by rounding alone."""
+    """Makes a DSpark network fast for many blocks at once; results change by rounding only."""
     dequantize(network, target.embed.weight.dtype)
     network.train()  # evaluates every expert at once
 

@@ -1,7 +1,7 @@
-"""How good probabilities are as forecasts of yes-or-no events. Undefined figures (nothing to count) are None.
+"""Quality of probabilities as forecasts of binary events. Undefined figures (nothing to count) are None.
 
-Where an event's own probability is known, it may stand for the event: figures are then the expected ones, with less
-noise.
+Where the probability of an event is known, it can be passed in place of the outcome: the figures are then expectations,
+with less noise.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Sequential temperature scaling of confidences, and the same with a bias to compare.
+"""Sequential temperature scaling of confidences, and Platt scaling to compare it with.
 
 Source: DSpark paper (arXiv 2607.05147) section 3.2: positions left to right, each temperature chosen by grid search to
-minimize the calibration error of the *cumulative* product against "the first k drafts all stand", with the earlier ones
-kept.
+minimize the calibration error of the *cumulative* product against "the first k drafts are accepted", with the earlier
+ones fixed.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ GRID = np.geomspace(0.1, 10.0, 461)
 """Temperatures tried, 1% apart; the paper does not give its own. Contains 1."""
 
 MIN_POSITIONS = 1000
-"""Fewer anchors than that fit noise."""
+"""Least number of anchors to fit on; fewer fit noise."""
 
 
 def conditional(logits: np.ndarray, scales: np.ndarray | None = None, biases: np.ndarray | None = None) -> np.ndarray:
-    """Probabilities (N, G) that position k stands given that the earlier do: ``sigmoid(logit * scale + bias)``.
+    """Probabilities (N, G) that draft k is accepted given that the earlier are: ``sigmoid(logit * scale + bias)``.
 
     Args:
         logits: (N, G). scales, biases: (G,); None for 1 and 0. A temperature's scale is its inverse.
@@ -27,7 +27,7 @@ def conditional(logits: np.ndarray, scales: np.ndarray | None = None, biases: np
 
 
 def survival(probabilities: np.ndarray) -> np.ndarray:
-    """Probabilities (N, G) that positions 1..k all stand, from the conditional ones."""
+    """Probabilities (N, G) that drafts 1..k are all accepted, from the conditional ones."""
     return np.cumprod(probabilities, axis=1)
 
 
@@ -38,7 +38,7 @@ def fit_temperatures(
 
     Args:
         logits: (N, G) confidence logits at N anchors.
-        survived: (N, G) whether the first k drafts stood there, or the chance that they do.
+        survived: (N, G) whether the first k drafts were accepted there, or the probability of it.
         grid: temperatures tried; of equally good ones the nearest to 1 is taken. bins: of the calibration error.
 
     Returns:
@@ -67,14 +67,15 @@ def fit_temperatures(
 def fit_affine(
     logits: np.ndarray, chances: np.ndarray, is_reached: np.ndarray, iterations: int = 50
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Platt scaling of each position given that the earlier ones stand, by maximum likelihood (Newton's method).
+    """Platt scaling of each position given that the earlier drafts are accepted: maximum likelihood by Newton's method.
 
     Args:
         logits: as `fit_temperatures`. iterations: at most.
-        chances: (N, G) whether draft k stood, or its chance, where those before it did. is_reached: (N, G) bool, where.
+        chances: (N, G) whether draft k was accepted, or the probability of it, where ``is_reached`` (N, G) bool: where
+            those before it were.
 
     Returns:
-        Scales and biases (G,); 1 and 0 where a position's drafts all stood or all fell: nothing to fit.
+        Scales and biases (G,); 1 and 0 where all or none of a position's drafts were accepted: nothing to fit.
     """
     scales, biases = np.ones(logits.shape[1]), np.zeros(logits.shape[1])
     for position in range(logits.shape[1]):

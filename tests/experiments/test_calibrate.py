@@ -10,8 +10,8 @@ from rich.console import Console
 
 from experiments import calibrate
 from experiments.calibrate import disjoint, judge, main
+from experiments.evaluation.confidence_scores import ConfidenceScores, score
 from experiments.evaluation.continuations import Continuation, load_continuations
-from experiments.evaluation.scored import Scored, score
 from models import load_dspark, load_model
 from spec import DSparkDrafter, RandomStream
 from spec.errors import UserError
@@ -127,7 +127,7 @@ def test_sampled_drafts_are_scored_by_their_chance(checkpoint: Path, recordings:
     assert ((first.survived > 0) == first.is_reached).all()
     assert (argmax.survived == (argmax.accepted[:, None] > np.arange(5))).all()
     # A drafter whose confidence is the chance itself has no error given what stood.
-    perfect = Scored(
+    perfect = ConfidenceScores(
         logits=np.log(first.chances) - np.log1p(-first.chances.astype(np.float64)),
         accepted=first.accepted,
         chances=first.chances,
@@ -155,7 +155,7 @@ def test_figures_by_hand() -> None:
     logits = np.log(np.array([[0.8, 0.5], [0.6, 0.5], [0.8, 0.5], [0.6, 0.5]]) / np.array([[0.2, 0.5], [0.4, 0.5]] * 2))
     accepted = np.array([2, 0, 1, 1])
     chances = (accepted[:, None] > np.arange(2)).astype(np.float32)
-    scored = Scored(logits=logits, accepted=accepted, chances=chances, sequence=np.array([0, 0, 1, 1]))
+    scored = ConfidenceScores(logits=logits, accepted=accepted, chances=chances, sequence=np.array([0, 0, 1, 1]))
     first, second = judge(scored)
     assert (first["observed"], first["num_anchors"], second["num_reached"]) == (0.75, 4, 3)
     assert first["predicted"] == pytest.approx(0.7)
@@ -169,7 +169,7 @@ def test_figures_by_hand() -> None:
     assert second["conditional_auroc"] == 0.5
     assert len(scored.of([1]).accepted) == 2
     chances = np.where(scored.is_reached, 0.5, np.nan)
-    first, second = judge(Scored(logits=logits, accepted=accepted, chances=chances, sequence=scored.sequence))
+    first, second = judge(ConfidenceScores(logits=logits, accepted=accepted, chances=chances, sequence=scored.sequence))
     assert (first["observed"], second["observed"]) == (0.5, 0.375)
     assert second["conditional_ece"] == pytest.approx(0)
 

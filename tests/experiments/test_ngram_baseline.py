@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.data.kneser_ney import KneserNeyModel, modified_discounts
 from experiments.ngram_baseline import bits_per_byte
+from experiments.pair.data.kneser_ney import KneserNeyModel, modified_discounts
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from experiments.data.documents import CLASSES, SPLITS, file_sha256, train_digest
-from experiments.data.generations import Generations, load_generations
-from experiments.training.curves import read_log
+from experiments.pair.data.documents import CLASSES, SPLITS, file_sha256, train_digest
+from experiments.pair.data.generations import Generations, load_generations
+from experiments.pair.training.curves import read_log
 from models import load, load_dspark, load_model, load_mtp
 from spec import DSparkDrafter, RandomStream
 from spec.measure import read_lines
@@ -97,7 +97,7 @@ def write_package(downloads: Path) -> None:
 
 
 def write_sampled(folder: Path) -> None:
-    """Texts as `experiments.sample_text` leaves them."""
+    """Texts as `experiments.pair.sample_text` leaves them."""
     draw = random.Random(1)
     folder.mkdir(parents=True)
     with lzma.open(folder / "smollm2-0.jsonl.xz", "wt", encoding="utf-8") as file:
@@ -113,10 +113,10 @@ def read_json(path: str | Path) -> dict:
 
 def check_corpus(step: Step) -> None:
     step(
-        "corpus",
+        "pair.corpus",
         "~sources",
         "+sources.made={registry: npm, package: made, version: '1', licence: MIT, readers: ["
-        "{_target_: experiments.data.prose.HtmlPages}, {_target_: experiments.data.code.SourceFiles}]}",
+        "{_target_: experiments.pair.data.prose.HtmlPages}, {_target_: experiments.pair.data.code.SourceFiles}]}",
         *(f"class_bytes.{kind}=100_000" for kind in CLASSES),
         "max_record_chars=3000",
         "sampled.max_repeated=0.5",
@@ -131,8 +131,8 @@ def check_corpus(step: Step) -> None:
 
 
 def check_tokens(step: Step) -> None:
-    step("tokenizer", f"vocabulary_size={VOCABULARY}")
-    step("tokens")
+    step("pair.tokenizer", f"vocabulary_size={VOCABULARY}")
+    step("pair.tokens")
     summary = read_json("data/tokens/summary.json")
     assert summary["tokenizer_sha256"] == file_sha256(Path(PAIR, "tokenizer.json"))
     for split, entry in summary["splits"].items():
@@ -163,7 +163,7 @@ def training_options(steps: int) -> list[str]:
 
 
 def check_target(step: Step) -> None:
-    step("train_target", *training_options(40), *(f"model.{name}={value}" for name, value in TARGET_SIZES.items()))
+    step("pair.train_target", *training_options(40), *(f"model.{name}={value}" for name, value in TARGET_SIZES.items()))
     step("evaluate_target", f"length={LENGTH}", "windows=4")
     figures = read_json("data/evaluate_target/bits_per_byte.json")
     counts = read_json("data/tokens/summary.json")["splits"]["valid"]["classes"]
@@ -194,10 +194,10 @@ def check_own_tokens(rows: Generations) -> None:
 def check_generations(step: Step) -> None:
     shares = [f"shares.{kind}=0.2" for kind in CLASSES]
     common = (*shares, "prompt_length=40", "batch_size=60", "temperatures=[0.0,1.0]")
-    step("generate", *common, "new_tokens=24", "batches=2", "shard=0/2")
-    step("generate", *common, "new_tokens=24", "batches=2", "shard=1/2")
+    step("pair.generate", *common, "new_tokens=24", "batches=2", "shard=0/2")
+    step("pair.generate", *common, "new_tokens=24", "batches=2", "shard=1/2")
     held_out = ("tokens=data/tokens/valid.npz", "output=data/generations/calibration")
-    step("generate", *common, *held_out, f"new_tokens={NEW_TOKENS}", "batches=1")
+    step("pair.generate", *common, *held_out, f"new_tokens={NEW_TOKENS}", "batches=1")
     for name, split, count in (("train", "train", 120), ("calibration", "valid", 60)):
         rows = load_generations(f"data/generations/{name}")
         assert rows.tokens.shape[0] == count
@@ -218,7 +218,7 @@ def check_drafters(step: Step) -> None:
         "generated_anchors=6",
     ]
     step(
-        "train_dspark",
+        "pair.train_dspark",
         *training_options(30),
         *generated,
         "stages=2",
@@ -227,7 +227,7 @@ def check_drafters(step: Step) -> None:
         "model.dspark_n_routed_experts=3",
         "model.dspark_num_experts_per_tok=1",
     )
-    step("train_mtp", *training_options(20), *generated, f"depth={GAMMA}")
+    step("pair.train_mtp", *training_options(20), *generated, f"depth={GAMMA}")
     target = load_model(PAIR, "float32")
     assert load_dspark(target=target).block_size == GAMMA
     assert load_mtp(target=target).config.hidden_size == TARGET_SIZES["hidden_size"]
@@ -243,7 +243,7 @@ def check_drafters(step: Step) -> None:
 
 def check_prompts(step: Step) -> None:
     step(
-        "prompts",
+        "pair.prompts",
         f"prompts_per_class={PROMPTS}",
         "min_tokens={chat: 8, other: 40}",
         "max_tokens=400",
@@ -259,7 +259,7 @@ def check_prompts(step: Step) -> None:
         assert all(row["overlap"]["shared"] == 0 for row in rows)
         given |= {prompt.prompt_id: encode(prompt, tokenizer)[-96:] for prompt in load_prompts([str(file)], name=kind)}
     step(
-        "generate",
+        "pair.generate",
         "prompts=configs/prompts",
         "prompt_length=96",
         f"new_tokens={NEW_TOKENS}",
@@ -334,7 +334,7 @@ def test_from_packages_to_a_measured_pair(tmp_path: Path, monkeypatch: pytest.Mo
 
     def step(program: str, *overrides: str) -> None:
         """``python -m`` of a program, in this process: starting one takes as long as most steps."""
-        name = program if "." in program else f"experiments.{program}"
+        name = program if program.startswith("spec.") else f"experiments.{program}"
         quiet = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled")
         monkeypatch.setattr(sys, "argv", [name, *quiet, *overrides])
         code = None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from experiments.training import export
+from experiments.pair.training import export
 from models import Model, ModelError, load_dspark, load_model
 from models.dspark import DSparkConfig, Network
 from models.formats.checkpoint import checkpoint_tensors, read_headers

@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from experiments.evaluation.blocks import Blocks, BlocksDrafter, accepted_drafts, draft_everywhere
+from experiments.evaluation.blocks import BlocksDrafter, DraftedBlocks, accepted_drafts, draft_everywhere
 from experiments.evaluation.continuations import Continuation, batches
-from experiments.evaluation.coupling import Recorded
+from experiments.evaluation.coupling import RecordedBatch
 from experiments.evaluation.drafters import Features
 from experiments.evaluation.walk import walk
 from models import Model, load, load_dspark, load_model
@@ -98,7 +98,9 @@ def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Mo
     logits, features = target(batch.tokens, tapped_layers=network.tapped_layers)
     spans = [range(1, 26), range(7, 39)]
     key = mx.random.key(3)
-    found = draft_everywhere(network, batch.tokens, features, spans, Recorded(logits=logits, temperature=2.0, key=key))
+    found = draft_everywhere(
+        network, batch.tokens, features, spans, RecordedBatch(logits=logits, temperature=2.0, key=key)
+    )
     rows = network.context_rows(features)
     stood = 0
     for number, (text, span, blocks) in enumerate(zip(texts, spans, found, strict=True)):
@@ -200,7 +202,7 @@ def test_a_drafter_sees_every_token_once_and_features_beside_it(target: Model, n
 def test_accepted_drafts_by_hand() -> None:
     tokens = np.array([9, 1, 2, 3, 4, 5], dtype=np.int32)
     drafts = np.array([[2, 3, 4], [3, 0, 5], [0, 5, 0], [5, 7, 7]], dtype=np.int32)
-    blocks = Blocks(first=1, drafts=drafts, confidence_logits=np.zeros((4, 3), dtype=np.float32))
+    blocks = DraftedBlocks(first=1, drafts=drafts, confidence_logits=np.zeros((4, 3), dtype=np.float32))
     assert accepted_drafts(blocks, tokens).tolist() == [3, 1]  # a whole block follows the first two anchors only
     assert accepted_drafts(blocks, tokens, count=1).tolist() == [3]
     assert accepted_drafts(blocks, tokens[:3]).tolist() == []

@@ -1,0 +1,1 @@
+"""How the shipped pair was made: corpus, tokenizer, the target's own generations, training of target and drafters."""
