@@ -32,7 +32,7 @@ from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
 from models.deepseek_v4.probe import Probe
-from models.dspark import DSparkConfig, Network
+from models.dspark import DSparkConfig, DSparkNetwork
 from models.formats.checkpoint import checkpoint_tensors
 from spec.errors import UserError
 
@@ -52,7 +52,7 @@ class JudgedBlocks(Judged):
 
 
 def judge_blocks(
-    network: Network, target: Model, tokens: mx.array, anchors: mx.array, probe: Probe | None = None
+    network: DSparkNetwork, target: Model, tokens: mx.array, anchors: mx.array, probe: Probe | None = None
 ) -> JudgedBlocks:
     """Runs a block at each anchor and compares it with the target, teacher-forced.
 
@@ -80,7 +80,7 @@ def judge_blocks(
 
 
 def loss_function(
-    network: Network,
+    network: DSparkNetwork,
     target: Model,
     weights: Weights,
     parameters: dict[str, Any],
@@ -117,7 +117,7 @@ def main(config: DictConfig) -> None:
         drafter = DSparkConfig.from_dict(values, target.args, config.stages)
     except ValueError as error:
         raise UserError(f"model.{error}") from error
-    network = Network(drafter, target)
+    network = DSparkNetwork(drafter, target)
     initialize(network, config.stages, config.seed)
     network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights))

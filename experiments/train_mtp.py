@@ -31,12 +31,12 @@ from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.probe import Probe
 from models.formats.checkpoint import checkpoint_tensors
 from models.loading import find_checkpoint, read_config
-from models.mtp import Network, block_config
+from models.mtp import MTPNetwork, block_config
 from spec.errors import UserError
 
 
 def judge_chains(
-    network: Network, target: Model, tokens: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
+    network: MTPNetwork, target: Model, tokens: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
 ) -> Judged:
     """Runs a chain at each anchor and compares it with the target, teacher-forced.
 
@@ -56,7 +56,7 @@ def judge_chains(
 
 
 def loss_function(
-    network: Network,
+    network: MTPNetwork,
     target: Model,
     weights: Weights,
     depth: int,
@@ -91,7 +91,7 @@ def check_sizes(config: DictConfig, target: DeepseekV4Config) -> DeepseekV4Confi
         raise UserError(f"model: {error}") from error
 
 
-def export(network: Network, target_folder: Path, destination: Path) -> None:
+def export(network: MTPNetwork, target_folder: Path, destination: Path) -> None:
     """Writes the block as bfloat16 shards, with the configuration of the target that it belongs to."""
     config = network.config
     values = {name: value for name, value in read_config(target_folder).items() if not name.startswith("dspark_")}
@@ -118,7 +118,7 @@ def main(config: DictConfig) -> None:
     target = load_model(source, config.plan.dtype)
     # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
     target.train().freeze()
-    network = Network(target, config=check_sizes(config, target.args))
+    network = MTPNetwork(target, config=check_sizes(config, target.args))
     initialize(network, 1, config.seed)
     network.train()
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)

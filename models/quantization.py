@@ -49,7 +49,7 @@ def quantize(network: nn.Module, quant: str | None) -> None:
     if quant is None:
         return
 
-    def is_quantised(name: str, module: nn.Module) -> bool:
+    def is_quantized(name: str, module: nn.Module) -> bool:
         if not isinstance(module, nn.Linear | SwitchLinear | nn.Embedding) or name.endswith(PLAIN_NAMES):
             return False
         if module.weight.shape[-1] % GROUP_SIZE:
@@ -59,7 +59,7 @@ def quantize(network: nn.Module, quant: str | None) -> None:
             )
         return True
 
-    nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantised, **FORMATS[quant])
+    nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantized, **FORMATS[quant])
 
 
 def dequantize(network: nn.Module, dtype: mx.Dtype) -> None:

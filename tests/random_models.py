@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.config import YarnScaling
-from models.mtp import Network as MTPNetwork
+from models.mtp import MTPNetwork
 
 TINY = {
     "vocab_size": 48,

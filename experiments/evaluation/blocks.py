@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from experiments.evaluation.coupling import CoupledChain, Recorded
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec.protocols import Admits, Proposal
 from spec.sampling import RandomStream
 
@@ -33,7 +33,7 @@ class Blocks:
 
 
 def draft_everywhere(
-    network: Network,
+    network: DSparkNetwork,
     tokens: mx.array,
     features: mx.array | None,
     anchors: Sequence[range],

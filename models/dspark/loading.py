@@ -5,7 +5,7 @@ from pathlib import Path
 
 from models.deepseek_v4.model import Model
 from models.dspark.config import DSparkConfig
-from models.dspark.network import Network
+from models.dspark.network import DSparkNetwork
 from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
@@ -15,7 +15,7 @@ MARK = re.compile(r"mtp\.0\.main_proj\.weight|mtp\.\d+\.confidence_head\.proj\.w
 """What tells DSpark: the fusion of the target's features; or, in a drafter without them, the confidence head."""
 
 
-def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> Network:
+def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> DSparkNetwork:
     """Loads the DSpark drafter of a checkpoint.
 
     Args:
@@ -44,7 +44,7 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
         config = DSparkConfig.from_dict(read_config(folder), target.args, stages)
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
-    network = Network(config, target)
+    network = DSparkNetwork(config, target)
     census(expected_tensors(network), headers, folder, "DSpark drafter")
     load_weights(network, headers, target.embed.weight.dtype)
     quantize(network, quant)

@@ -15,7 +15,7 @@ from models.deepseek_v4.model import Model
 from models.deepseek_v4.probe import Probe
 from models.dspark.config import DSparkConfig
 from models.dspark.heads import ConfidenceHead, MarkovHead, NoMarkovHead
-from models.dspark.stage import Stage
+from models.dspark.stage import DSparkStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class DraftOutput:
         return mx.sigmoid(self.confidence_logits)
 
 
-class FirstStage(Stage):
+class FirstStage(DSparkStage):
     """The stage that also fuses the tapped features."""
 
     def __init__(self, config: DSparkConfig, number: int) -> None:
@@ -63,7 +63,7 @@ class FirstStage(Stage):
         self.main_norm = nn.RMSNorm(hidden, eps=config.block.rms_norm_eps)
 
 
-class Network(nn.Module):
+class DSparkNetwork(nn.Module):
     """DSpark for a DeepSeek-V4 target, whose embedding and head it shares.
 
     Attributes:
@@ -80,7 +80,7 @@ class Network(nn.Module):
         self.tapped_layers = config.target_layer_ids
         self.num_stages = config.stages
         self.mtp = [  # the name under which checkpoints keep a drafter
-            FirstStage(config, number) if number == 0 and self.tapped_layers else Stage(block, number)
+            FirstStage(config, number) if number == 0 and self.tapped_layers else DSparkStage(block, number)
             for number in range(config.stages)
         ]
         last = self.mtp[-1]

@@ -10,7 +10,7 @@ from models.deepseek_v4.moe import MixtureOfExperts
 from models.deepseek_v4.probe import Probe
 
 
-class BlockAttention(AttentionProjections):
+class DSparkAttention(AttentionProjections):
     """Window-mode attention without a causal mask inside the block.
 
     Context features enter as KV rows only, through the stage's own ``wkv``: never as queries and never into the
@@ -46,7 +46,7 @@ class BlockAttention(AttentionProjections):
         return self.project(attended, position)
 
 
-class Stage(nn.Module):
+class DSparkStage(nn.Module):
     """One V4 block in window mode."""
 
     def __init__(self, config: DeepseekV4Config, number: int) -> None:
@@ -55,7 +55,7 @@ class Stage(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hc_attn = make_hyper_connection(config)
         self.hc_ffn = make_hyper_connection(config)
-        self.attn = BlockAttention(config)
+        self.attn = DSparkAttention(config)
         self.ffn = MixtureOfExperts(config, is_hash=False)
         self._number = number
 
@@ -68,7 +68,7 @@ class Stage(nn.Module):
         is_context: mx.array | None = None,
         probe: Probe | None = None,
     ) -> mx.array:
-        """Args: streams (B, G, N, H), block token ids (B, G), the rest as `BlockAttention`. Returns: streams."""
+        """Args: streams (B, G, N, H), block token ids (B, G), the rest as `DSparkAttention`. Returns: streams."""
         x, post, comb = self.hc_attn.collapse(streams)
         attended = self.attn(self.attn_norm(x), position, context, is_context)
         streams = self.hc_attn.expand(attended, streams, post, comb)

@@ -8,7 +8,7 @@ from models.deepseek_v4.model import Model
 from models.errors import ModelError
 from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
-from models.mtp.network import Collapse, Network, block_config
+from models.mtp.network import Collapse, MTPNetwork, block_config
 from models.quantization import check_format, quantize
 
 SHARED = re.compile(r"mtp\.0\.(emb\..*|head\.weight)")
@@ -38,7 +38,7 @@ def load_mtp(
     quant: str | None = None,
     collapse: Collapse = "own",
     zero_first_embedding: bool = False,
-) -> Network:
+) -> MTPNetwork:
     """Loads the MTP block of a checkpoint.
 
     Args:
@@ -46,8 +46,8 @@ def load_mtp(
             looked for in its sub-folder `BESIDE_DSPARK`, since both go by the same names.
         target: the model that it drafts for; gives sizes, embedding, head and dtype.
         quant: format of its matrices, a name of `models.quantization.FORMATS`; None keeps them as stored.
-        collapse: see `Network`.
-        zero_first_embedding: see `Network`.
+        collapse: see `MTPNetwork`.
+        zero_first_embedding: see `MTPNetwork`.
 
     Returns:
         The network in evaluation mode.
@@ -78,7 +78,7 @@ def load_mtp(
         config = block_config(target.args, read_config(folder))
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
-    network = Network(target, collapse, zero_first_embedding, config)
+    network = MTPNetwork(target, collapse, zero_first_embedding, config)
     census(expected_tensors(network), headers, folder, "MTP block")
     load_weights(network, headers, target.norm.weight.dtype)
     quantize(network, quant)

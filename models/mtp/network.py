@@ -16,7 +16,7 @@ from models.deepseek_v4.cache import ALIGNMENT, LayerCache
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.model import STREAMS, Model
 from models.deepseek_v4.probe import Probe
-from models.mtp.stage import Stage
+from models.mtp.stage import MTPStage
 
 Collapse = Literal["own", "target"]
 
@@ -42,7 +42,7 @@ def block_config(target: DeepseekV4Config, values: Mapping[str, Any] | None = No
     return replace(target, num_hidden_layers=1, compress_ratios=(0,), num_hash_layers=0, **experts)
 
 
-class Network(nn.Module):
+class MTPNetwork(nn.Module):
     """The MTP block for a DeepSeek-V4 target, whose embedding and head it shares.
 
     Args:
@@ -69,7 +69,7 @@ class Network(nn.Module):
         self.config = block_config(target.args) if config is None else config
         self.tapped_layers = (STREAMS,)
         self.zero_first_embedding = zero_first_embedding
-        self.mtp = [Stage(self.config)]  # the name under which checkpoints keep a drafter
+        self.mtp = [MTPStage(self.config)]  # the name under which checkpoints keep a drafter
         # Behind functions: what is shared with the target is no child of this network, so that freezing, quantizing or
         # counting the one does not reach the other.
         self._embed = lambda tokens: target.embed(tokens)

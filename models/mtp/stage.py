@@ -10,7 +10,7 @@ from models.deepseek_v4.hyper_connection import HyperHead
 from models.deepseek_v4.probe import Probe
 
 
-class ChainAttention(Attention):
+class MTPAttention(Attention):
     """Window-only attention that can also attend one slot of each of many chains, every chain at its own position."""
 
     def attend(self, x: mx.array, position: mx.array, rows: mx.array, is_seen: mx.array) -> mx.array:
@@ -32,13 +32,13 @@ class ChainAttention(Attention):
         return self.merge(attended.swapaxes(0, 1)[None]).swapaxes(0, 1)
 
 
-class Stage(Block):
+class MTPStage(Block):
     """A V4 block with the projections that make its input and the norm and collapse of its output."""
 
     def __init__(self, config: DeepseekV4Config) -> None:
         super().__init__(config, 0)
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.attn = ChainAttention(config, 0)
+        self.attn = MTPAttention(config, 0)
         self.e_proj = nn.Linear(hidden, hidden, bias=False)
         self.h_proj = nn.Linear(hidden, hidden, bias=False)
         self.enorm = nn.RMSNorm(hidden, eps=eps)

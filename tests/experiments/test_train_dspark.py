@@ -15,7 +15,7 @@ from experiments.training import curves
 from experiments.training.batches import BlockSampler
 from experiments.training.initial import initialize
 from models import Model, load_dspark, load_model
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec import DSparkDrafter, RandomStream, UserError, collect
 from tests.experiments.training_toys import (
     CLASSES,
@@ -158,7 +158,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_drafter(
     data: Path, target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
-) -> tuple[Model, Network]:
+) -> tuple[Model, DSparkNetwork]:
     """Runs the program for few steps into a folder of its own; the target and the drafter as others load them."""
     monkeypatch.setattr(train_dspark, "draw_curves", lambda folder: None)
     given = {"target": target, "plan.steps": 2, "plan.evaluate_every": 2, "evaluation_windows": 1}
@@ -191,7 +191,7 @@ def test_ablations_train_load_and_draft(
     assert any("main_" in name for name in names) == bool(tapped_layers)
     assert names["mtp.1.confidence_head.proj.weight"].shape == (1, 32 + rank)
     assert (network.tapped_layers, network.block_size) == (tuple(tapped_layers), gamma)
-    started = Network(network.config, target)
+    started = DSparkNetwork(network.config, target)
     initialize(started, 2, 2)
     moved = [
         not mx.array_equal(ours, theirs.astype(ours.dtype))

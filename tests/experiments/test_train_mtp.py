@@ -22,7 +22,7 @@ from experiments.training import curves
 from experiments.training.initial import initialize
 from experiments.training.loop import Plan, Trainer
 from models import Model, load_dspark, load_model, load_mtp
-from models.mtp import Network
+from models.mtp import MTPNetwork
 from spec import FixedPolicy, MTPDrafter, collect
 from spec.errors import UserError
 from tests.random_models import random_model, random_mtp, random_tokens, tiny_config
@@ -228,9 +228,9 @@ def toy_plan(**changes: Any) -> Plan:
     )
 
 
-def toy_pair(seed: int = 4) -> tuple[Model, Network]:
+def toy_pair(seed: int = 4) -> tuple[Model, MTPNetwork]:
     target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
-    network = Network(target)
+    network = MTPNetwork(target)
     initialize(network, 1, seed)
     target.freeze()
     return target, network.train()

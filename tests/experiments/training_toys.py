@@ -16,7 +16,7 @@ from experiments.training.batches import WindowSampler
 from experiments.training.initial import initialize
 from experiments.training.loop import Plan
 from models import DeepseekV4Config, Model
-from models.dspark import DSparkConfig, Network
+from models.dspark import DSparkConfig, DSparkNetwork
 from tests.random_models import tiny_config
 
 VOCABULARY, LENGTH = 64, 48
@@ -167,8 +167,8 @@ def toy_model(**changes: Any) -> Model:
     return model.train()
 
 
-def toy_network(target: Model, **changes: Any) -> Network:
-    network = Network(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
+def toy_network(target: Model, **changes: Any) -> DSparkNetwork:
+    network = DSparkNetwork(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
     initialize(network, 2, 4)
     return network.train()
 

@@ -15,7 +15,7 @@ from models.deepseek_v4 import STREAMS, LayerCache, LayerKind
 from models.deepseek_v4.attention import NARROW
 from models.deepseek_v4.probe import Probe
 from models.formats.checkpoint import checkpoint_tensors
-from models.mtp import Network, block_config
+from models.mtp import MTPNetwork, block_config
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
 
@@ -30,7 +30,7 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> MTPNetwork:
     return load_mtp(DRAFTER, target=target)
 
 
@@ -56,7 +56,9 @@ def assert_close(found: mx.array, expected: mx.array | np.ndarray, atol: float =
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=0, atol=atol)
 
 
-def chain(network: Network, token: mx.array, streams: mx.array, cache: LayerCache, gamma: int) -> tuple[list, mx.array]:
+def chain(
+    network: MTPNetwork, token: mx.array, streams: mx.array, cache: LayerCache, gamma: int
+) -> tuple[list, mx.array]:
     """Greedy tokens and their logits (G, V), from one slot and then the block's own streams."""
     drafted, logits = [], []
     for _ in range(gamma):
@@ -82,7 +84,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, mx.array]], object]
 # --- parity ---
 
 
-def test_one_pass_is_the_reference_s(network: Network, reference: dict) -> None:
+def test_one_pass_is_the_reference_s(network: MTPNetwork, reference: dict) -> None:
     tokens, streams = slots(reference)
     logits, output = network(tokens, streams)
     assert logits.dtype == mx.float32
@@ -91,7 +93,7 @@ def test_one_pass_is_the_reference_s(network: Network, reference: dict) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 7, NARROW, NARROW + 1, 75])
-def test_slots_may_come_in_chunks(network: Network, reference: dict, width: int) -> None:
+def test_slots_may_come_in_chunks(network: MTPNetwork, reference: dict, width: int) -> None:
     tokens, streams = slots(reference)
     cache, found = network.make_cache(max_rollback=3), []
     for first in range(0, tokens.shape[1], width):
@@ -104,7 +106,7 @@ def test_slots_may_come_in_chunks(network: Network, reference: dict, width: int)
 
 
 @pytest.mark.parametrize("is_filled", [True, False], ids=["filled", "run"])
-def test_chains_are_the_reference_s(network: Network, reference: dict, is_filled: bool) -> None:
+def test_chains_are_the_reference_s(network: MTPNetwork, reference: dict, is_filled: bool) -> None:
     """Each begins with a true slot and feeds the block's own streams; the cache before may be filled or run."""
     tokens, streams = slots(reference)
     for case, position in enumerate(reference["positions"].tolist()):
@@ -137,7 +139,7 @@ def test_a_zero_first_token_is_an_option(target: Model, reference: dict, width: 
 
 
 def test_target_and_block_together_give_the_reference_s_logits(
-    target: Model, network: Network, reference: dict
+    target: Model, network: MTPNetwork, reference: dict
 ) -> None:
     tokens = mx.array(reference["tokens"])[None]
     _, streams = target(tokens, tapped_layers=network.tapped_layers)
@@ -213,7 +215,7 @@ def random_streams(shape: tuple[int, ...]) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(9))
 
 
-def test_the_block_is_the_target_s_in_window_mode(target: Model, network: Network) -> None:
+def test_the_block_is_the_target_s_in_window_mode(target: Model, network: MTPNetwork) -> None:
     config = network.config
     assert [config.kind(0), config.num_hidden_layers, config.num_hash_layers] == [LayerKind.WINDOW, 1, 0]
     assert "bias" in network.mtp[0].ffn.gate
@@ -226,7 +228,7 @@ def test_the_block_is_the_target_s_in_window_mode(target: Model, network: Networ
 # --- many chains at once ---
 
 
-def chained_alone(network: Network, tokens: mx.array, streams: mx.array, anchor: int, depth: int) -> mx.array:
+def chained_alone(network: MTPNetwork, tokens: mx.array, streams: mx.array, anchor: int, depth: int) -> mx.array:
     """Logits (G, V) of drafting's own way through one text (1, S): rows filled, then a slot at a time with a cache."""
     cache = network.make_cache(max_rollback=0)
     network.fill(tokens[:, 1:anchor], streams[:, : anchor - 1], cache)
@@ -258,7 +260,7 @@ def test_chains_are_those_of_the_cache(
         assert_close(found[number], chained_alone(network, tokens[row], streams[row], anchor, depth), 1e-5)
 
 
-def test_many_chains_are_the_reference_s(network: Network, reference: dict) -> None:
+def test_many_chains_are_the_reference_s(network: MTPNetwork, reference: dict) -> None:
     """Fed with what the reference drafted, as long as its argmax is the chain's input."""
     streams = mx.array(reference["streams"])[None]
     for case, position in enumerate(reference["positions"].tolist()):
@@ -389,7 +391,7 @@ def test_tensors_that_do_not_fit_are_named(target: Model, folder: Path, monkeypa
 
 
 def test_copies_of_the_target_s_embedding_and_head_are_left_alone(
-    target: Model, network: Network, folder: Path
+    target: Model, network: MTPNetwork, folder: Path
 ) -> None:
     shared = {"mtp.0.emb.tok_emb.weight": mx.zeros((96, 64)), "mtp.0.head.weight": mx.zeros((96, 64))}
     change_tensors(folder, lambda tensors: tensors.update(shared))
