@@ -31,9 +31,9 @@ from experiments.training.judging import Judged, block_loss, compare, mean_by_po
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.deepseek_v4.probe import Probe
 from models.dspark import DSparkConfig, DSparkNetwork
-from models.formats.checkpoint import checkpoint_tensors
 from spec.errors import UserError
 
 

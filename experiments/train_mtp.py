@@ -28,8 +28,8 @@ from experiments.training.judging import Judged, Weights, block_loss, compare
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import DeepseekV4Config, Model
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
 from models.loading import find_checkpoint, read_config
 from models.mtp import MTPNetwork, block_config
 from spec.errors import UserError

@@ -26,8 +26,8 @@ from experiments.training.initial import initialize
 from experiments.training.loop import Trainer
 from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models.deepseek_v4 import DeepseekV4Config, Model
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
 
 
 def loss_function(

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.dspark import DSparkConfig, DSparkNetwork
-from models.formats.checkpoint import checkpoint_tensors
 from tests.random_models import random_model, random_mtp, tiny_config
 from tests.spec.tiny_text import save_tokenizer
 

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
+from models.deepseek_v4.checkpoint import load_weights
 from models.deepseek_v4.model import Model
 from models.dspark.config import DSparkConfig
 from models.dspark.network import DSparkNetwork
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.quantization import check_format, quantize
 
@@ -45,7 +45,6 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
     network = DSparkNetwork(config, target)
-    census(expected_tensors(network), headers, folder, "DSpark drafter")
-    load_weights(network, headers, target.embed.weight.dtype)
+    load_weights(network, headers, target.embed.weight.dtype, folder, "DSpark drafter")
     quantize(network, quant)
     return network.eval()

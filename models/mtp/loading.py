@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from models.deepseek_v4.checkpoint import load_weights
 from models.deepseek_v4.model import Model
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.mtp.network import Collapse, MTPNetwork, block_config
 from models.quantization import check_format, quantize
@@ -79,8 +79,7 @@ def load_mtp(
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
     network = MTPNetwork(target, collapse, zero_first_embedding, config)
-    census(expected_tensors(network), headers, folder, "MTP block")
-    load_weights(network, headers, target.norm.weight.dtype)
+    load_weights(network, headers, target.norm.weight.dtype, folder, "MTP block")
     quantize(network, quant)
     return network.eval()
 

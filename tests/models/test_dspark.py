@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten
 
 from experiments.training import export
 from models import Model, ModelError, load_dspark, load_model
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.dspark import DSparkConfig, DSparkNetwork
-from models.formats.checkpoint import checkpoint_tensors, read_headers
+from models.formats.checkpoint import read_headers
 from tests.random_models import random_tokens
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

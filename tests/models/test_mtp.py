@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten
 from models import Model, ModelError, load_dspark, load_model, load_mtp
 from models.deepseek_v4 import STREAMS, LayerCache, LayerKind
 from models.deepseek_v4.attention import NARROW
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
 from models.mtp import MTPNetwork, block_config
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
