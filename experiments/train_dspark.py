@@ -32,7 +32,8 @@ from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
 from models.deepseek_v4.checkpoint import checkpoint_tensors
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import observing
 from models.dspark import DSparkConfig, DSparkNetwork
 from spec.errors import UserError
 
@@ -51,9 +52,7 @@ class JudgedBlocks(Judged):
     confidence_logits: mx.array
 
 
-def judge_blocks(
-    network: DSparkNetwork, target: Model, tokens: mx.array, anchors: mx.array, probe: Probe | None = None
-) -> JudgedBlocks:
+def judge_blocks(network: DSparkNetwork, target: Model, tokens: mx.array, anchors: mx.array) -> JudgedBlocks:
     """Runs a block at each anchor and compares it with the target, teacher-forced.
 
     Args:
@@ -72,7 +71,7 @@ def judge_blocks(
     context = [rows.reshape(batch * length, -1)[index] for rows in network.context_rows(features)]
     row = (start + anchors).reshape(-1, 1) + mx.arange(gamma)  # (M, G): where the target predicts what row k drafts
     previous, truth = flat_tokens[row], flat_tokens[row + 1]
-    block = network.block(previous[:, 0], anchors.reshape(-1), context, is_context, probe)
+    block = network.block(previous[:, 0], anchors.reshape(-1), context, is_context)
     embedded = network.markov_head.embed(previous)
     drafted = block.logits + network.markov_head.bias(embedded)
     judged = compare(drafted, logits.reshape(batch * length, -1)[row], truth)
@@ -92,8 +91,8 @@ def loss_function(
     """The paper's loss over all blocks; arguments as `judge_blocks`."""
     network.update(parameters)
     set_biases(network, biases)
-    probe = Probe()
-    judged = judge_blocks(network, target, tokens, anchors, probe)
+    with observing(network) as probe:
+        judged = judge_blocks(network, target, tokens, anchors)
     loss, auxiliary = block_loss(judged, weights, probe)
     label = mx.stop_gradient(judged.overlap)
     entropies = nn.losses.binary_cross_entropy(judged.confidence_logits, label, reduction="none")
@@ -110,8 +109,7 @@ def main(config: DictConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     target = load_model(config.target, config.plan.dtype)
-    # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
-    target.train().freeze()
+    evaluate_every_expert(target).freeze()
     values = OmegaConf.to_container(config.model, resolve=True)
     try:
         drafter = DSparkConfig.from_dict(values, target.args, config.stages)
@@ -119,7 +117,7 @@ def main(config: DictConfig) -> None:
         raise UserError(f"model.{error}") from error
     network = DSparkNetwork(drafter, target)
     initialize(network, config.stages, config.seed)
-    network.train()
+    evaluate_every_expert(network)
     loss = partial(loss_function, network, target, instantiate(config.weights))
 
     def export() -> None:

@@ -29,15 +29,14 @@ from experiments.training.parallel import process_group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.checkpoint import checkpoint_tensors
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import observing
 from models.loading import find_checkpoint, read_config
 from models.mtp import MTPNetwork, block_config
 from spec.errors import UserError
 
 
-def judge_chains(
-    network: MTPNetwork, target: Model, tokens: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
-) -> Judged:
+def judge_chains(network: MTPNetwork, target: Model, tokens: mx.array, anchors: mx.array, depth: int) -> Judged:
     """Runs a chain at each anchor and compares it with the target, teacher-forced.
 
     Args:
@@ -48,7 +47,7 @@ def judge_chains(
     batch, length = tokens.shape
     logits, streams = target(tokens, tapped_layers=network.tapped_layers)
     logits, streams = mx.stop_gradient(logits), mx.stop_gradient(streams)
-    drafted = network.chains(tokens, streams, anchors, depth, probe)
+    drafted = network.chains(tokens, streams, anchors, depth)
     # (M, G) in the flattened batch: where the target predicts what step k drafts
     row = (mx.arange(batch)[:, None] * length + anchors).reshape(-1, 1) + mx.arange(depth)
     wanted, truth = logits.reshape(batch * length, -1)[row], tokens.reshape(-1)[row + 1]
@@ -69,8 +68,8 @@ def loss_function(
     """The loss over all chains; arguments as `judge_chains`."""
     network.update(parameters)
     set_biases(network, biases)
-    probe = Probe()
-    judged = judge_chains(network, target, tokens, anchors, depth, probe)
+    with observing(network) as probe:
+        judged = judge_chains(network, target, tokens, anchors, depth)
     return block_loss(judged, weights, probe)
 
 
@@ -116,11 +115,10 @@ def main(config: DictConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     target = load_model(source, config.plan.dtype)
-    # Training mode evaluates every expert at once, which is the fast way for wide passes of a small model.
-    target.train().freeze()
+    evaluate_every_expert(target).freeze()
     network = MTPNetwork(target, config=check_sizes(config, target.args))
     initialize(network, 1, config.seed)
-    network.train()
+    evaluate_every_expert(network)
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)
     judge = partial(judge_chains, network, target, depth=config.depth)
 

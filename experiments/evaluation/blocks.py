@@ -42,7 +42,7 @@ def draft_everywhere(
     """Drafts as `spec.DSparkDrafter` would at every anchor, had the loop come by there.
 
     Args:
-        network: in evaluation mode or in training mode, which evaluates every expert (faster for wide passes).
+        network: the drafter.
         tokens: (B, S) int32.
         features: (B, S, L*H) of the target at the network's tapped_layers; None where it has none.
         anchors: for each sequence the positions of its anchors.

@@ -9,6 +9,7 @@ import mlx.core as mx
 from omegaconf import DictConfig, OmegaConf
 
 from models.deepseek_v4 import Model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
@@ -79,7 +80,7 @@ def default_dtype() -> str:
 def prepare(network: Any, target: Model) -> None:
     """Makes a DSpark network fast for many blocks; its numbers change by rounding alone."""
     dequantize(network, target.embed.weight.dtype)
-    network.train()  # evaluates every expert at once
+    evaluate_every_expert(network)
 
 
 class Features:

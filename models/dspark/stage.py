@@ -1,35 +1,34 @@
-"""One stage of the drafter: a V4 block whose attention sees injected context rows and the whole block."""
+"""The stages of DSpark: V4 blocks whose attention sees injected context rows and the whole drafted block."""
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from models.deepseek_v4.attention import AttentionProjections
-from models.deepseek_v4.block import make_hyper_connection
-from models.deepseek_v4.config import DeepseekV4Config
-from models.deepseek_v4.moe import MixtureOfExperts
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.block import Block
+from models.dspark.config import DSparkConfig
 
 
 class DSparkAttention(AttentionProjections):
-    """Window-mode attention without a causal mask inside the block.
+    """Attention of a drafted block to context rows and to all of its own rows, without a causal mask.
 
-    Context features enter as KV rows only, through the stage's own ``wkv``: never as queries and never into the
-    residual streams ("KV injection", DSpark paper section 3.1).
+    The target's features enter as KV rows only, through the stage's own ``wkv``, never as queries or into the residual
+    streams ("KV injection", DSpark paper section 3.1).
     """
 
-    def __init__(self, config: DeepseekV4Config) -> None:
-        super().__init__(config, is_compressed=False)
-
     def __call__(
-        self, x: mx.array, position: int | mx.array, context: mx.array | None, is_context: mx.array | None
+        self,
+        x: mx.array,
+        position: int | mx.array,
+        context: mx.array | None,
+        is_context: mx.array | None = None,
     ) -> mx.array:
-        """Attends every block row to all context rows and all block rows.
+        """Attends every row of a block to all context rows and all rows of the block.
 
         Args:
-            x: (B, G, H) normed block input.
-            position: of the block's first row; an int32 array (B,) gives each block its own.
-            context: (B, C, d) rows made by `rows`, C may be 0; None for none.
-            is_context: (B, C) bool, which of them exist; None if all do.
+            x: (B, G, H) normalized input.
+            position: of the block's first row; (B,) int32 for one per block.
+            context: (B, C, d) from `rows`, or None.
+            is_context: (B, C) bool, false for padding; None if there is none.
 
         Returns:
             (B, G, H).
@@ -46,31 +45,18 @@ class DSparkAttention(AttentionProjections):
         return self.project(attended, position)
 
 
-class DSparkStage(nn.Module):
-    """One V4 block in window mode."""
+class DSparkStage(Block):
+    """A V4 block with DSpark's attention."""
 
-    def __init__(self, config: DeepseekV4Config, number: int) -> None:
-        super().__init__()
-        self.attn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.ffn_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.hc_attn = make_hyper_connection(config)
-        self.hc_ffn = make_hyper_connection(config)
-        self.attn = DSparkAttention(config)
-        self.ffn = MixtureOfExperts(config, is_hash=False)
-        self._number = number
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config.block, DSparkAttention(config.block, is_compressed=False))
 
-    def __call__(
-        self,
-        streams: mx.array,
-        tokens: mx.array,
-        position: int | mx.array,
-        context: mx.array | None,
-        is_context: mx.array | None = None,
-        probe: Probe | None = None,
-    ) -> mx.array:
-        """Args: streams (B, G, N, H), block token ids (B, G), the rest as `DSparkAttention`. Returns: streams."""
-        x, post, comb = self.hc_attn.collapse(streams)
-        attended = self.attn(self.attn_norm(x), position, context, is_context)
-        streams = self.hc_attn.expand(attended, streams, post, comb)
-        x, post, comb = self.hc_ffn.collapse(streams)
-        return self.hc_ffn.expand(self.ffn(self.ffn_norm(x), tokens, probe, self._number), streams, post, comb)
+
+class FirstStage(DSparkStage):
+    """The stage that also fuses the target's features."""
+
+    def __init__(self, config: DSparkConfig) -> None:
+        super().__init__(config)
+        hidden = config.block.hidden_size
+        self.main_proj = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+        self.main_norm = nn.RMSNorm(hidden, eps=config.block.rms_norm_eps)

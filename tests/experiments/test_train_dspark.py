@@ -15,6 +15,7 @@ from experiments.training import curves
 from experiments.training.batches import BlockSampler
 from experiments.training.initial import initialize
 from models import Model, load_dspark, load_model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.dspark import DSparkNetwork
 from spec import DSparkDrafter, RandomStream, UserError, collect
 from tests.experiments.training_toys import (
@@ -44,7 +45,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("anchor", [1, 7, 12, 30, LENGTH - 5])
 def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
     """One block, with the drafter's own one-block interface, the Markov head and the losses in numpy."""
-    target, gamma = random_model(tiny_config(vocab_size=VOCABULARY)).train(), 4
+    target, gamma = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY))), 4
     network = toy_network(target)
     network.markov_head.markov_w2.weight = mx.random.normal((VOCABULARY, 8), key=mx.random.key(7))
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)
@@ -79,7 +80,7 @@ def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
 
 
 def test_blocks_are_judged_alike_alone_and_together() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY, batch=2)
     anchors = mx.array([[3, 40], [13, 20]])
     together = judge_blocks(network, target, tokens, anchors)
@@ -92,7 +93,7 @@ def test_blocks_are_judged_alike_alone_and_together() -> None:
 
 def test_only_the_window_before_the_anchor_counts() -> None:
     """In training as in drafting; the target itself sees further, so its features are what is changed here."""
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
     logits, features = target(tokens, tapped_layers=network.tapped_layers)
 
@@ -106,7 +107,7 @@ def test_only_the_window_before_the_anchor_counts() -> None:
 
 
 def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
     assert not {name for name, _ in tree_flatten(network.trainable_parameters())} & {
         name for name, _ in tree_flatten(target.parameters())
@@ -129,7 +130,7 @@ def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
 
 def test_the_confidence_loss_does_not_make_its_label_easier() -> None:
     """The label is what the drafter's distribution earns; only the distribution's own terms may change that."""
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
 
     def loss(parameters: dict) -> mx.array:
@@ -217,7 +218,7 @@ def test_ablations_train_load_and_draft(
 
 
 def test_a_block_without_features_sees_its_own_rows_alone() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network = toy_network(target, dspark_target_layer_ids=[])
     assert network.context_rows(None) == []
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)

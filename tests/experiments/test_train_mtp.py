@@ -22,6 +22,7 @@ from experiments.training import curves
 from experiments.training.initial import initialize
 from experiments.training.loop import Plan, Trainer
 from models import Model, load_dspark, load_model, load_mtp
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.mtp import MTPNetwork
 from spec import FixedPolicy, MTPDrafter, collect
 from spec.errors import UserError
@@ -229,11 +230,11 @@ def toy_plan(**changes: Any) -> Plan:
 
 
 def toy_pair(seed: int = 4) -> tuple[Model, MTPNetwork]:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network = MTPNetwork(target)
     initialize(network, 1, seed)
     target.freeze()
-    return target, network.train()
+    return target, evaluate_every_expert(network)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -258,8 +259,8 @@ def test_a_chain_is_judged_by_the_formulas(anchor: int) -> None:
     truth = np.array(tokens)[0, anchor + 1 : anchor + 1 + DEPTH]
     cross_entropy, total_variation = -np.log(q[np.arange(DEPTH), truth]), 0.5 * np.abs(p - q).sum(axis=-1)
 
-    target.train()
-    network.train()
+    evaluate_every_expert(target)
+    evaluate_every_expert(network)
     judged = judge_chains(network, target, tokens, mx.array([[anchor]]), DEPTH)
     np.testing.assert_allclose(judged.overlap[0], 1 - total_variation, atol=1e-5)
     np.testing.assert_allclose(judged.cross_entropy[0], cross_entropy, atol=1e-4)

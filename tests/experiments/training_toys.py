@@ -16,6 +16,7 @@ from experiments.training.batches import WindowSampler
 from experiments.training.initial import initialize
 from experiments.training.loop import Plan
 from models import DeepseekV4Config, Model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.dspark import DSparkConfig, DSparkNetwork
 from tests.random_models import tiny_config
 
@@ -164,13 +165,13 @@ def toy_plan(**changes: Any) -> Plan:
 def toy_model(**changes: Any) -> Model:
     model = Model(tiny_config(**(SIZES | {"compress_ratios": (0, 4, 16)} | changes)))
     initialize(model, model.args.num_hidden_layers, 3)
-    return model.train()
+    return evaluate_every_expert(model)
 
 
 def toy_network(target: Model, **changes: Any) -> DSparkNetwork:
     network = DSparkNetwork(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
     initialize(network, 2, 4)
-    return network.train()
+    return evaluate_every_expert(network)
 
 
 def toy_sampler(seed: int = 0, rank: int = 0) -> WindowSampler:

@@ -14,7 +14,8 @@ from models import Model, ModelError, load_dspark, load_model, load_mtp
 from models.deepseek_v4 import STREAMS, LayerCache, LayerKind
 from models.deepseek_v4.attention import NARROW
 from models.deepseek_v4.checkpoint import checkpoint_tensors
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import observing
 from models.mtp import MTPNetwork, block_config
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
@@ -239,22 +240,22 @@ def chained_alone(network: MTPNetwork, tokens: mx.array, streams: mx.array, anch
     return mx.stack(found)
 
 
-@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("evaluates_every_expert", [False, True])
 @pytest.mark.parametrize("zero_first_embedding", [False, True])
 @pytest.mark.parametrize("depth", [1, 5, 15])
 def test_chains_are_those_of_the_cache(
-    tiny_model: Model, is_training: bool, zero_first_embedding: bool, depth: int
+    tiny_model: Model, evaluates_every_expert: bool, zero_first_embedding: bool, depth: int
 ) -> None:
     """Anchors within and past the first window of 12, and a chain that is longer than the window."""
     network = random_mtp(tiny_model)
     network.zero_first_embedding = zero_first_embedding
-    network.train(is_training)  # every expert, or the chosen ones
+    evaluate_every_expert(network, evaluates_every_expert)
     tokens = random_tokens(60, batch=2)
     _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     anchors = mx.array([[1, 2, 12, 13, 45], [7, 30, 14, 1, 60 - depth]])
     found = network.chains(tokens, streams, anchors, depth)
     assert (found.shape, found.dtype) == ((10, depth, tiny_model.args.vocab_size), mx.float32)
-    network.eval()
+    evaluate_every_expert(network, False)
     for number, anchor in enumerate(anchors.flatten().tolist()):
         row = slice(number // 5, number // 5 + 1)
         assert_close(found[number], chained_alone(network, tokens[row], streams[row], anchor, depth), 1e-5)
@@ -272,10 +273,11 @@ def test_many_chains_are_the_reference_s(network: MTPNetwork, reference: dict) -
 
 
 def test_chains_count_every_step_s_experts(tiny_model: Model) -> None:
-    network, probe = random_mtp(tiny_model), Probe()
+    network = random_mtp(tiny_model)
     tokens = random_tokens(30)
     _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
-    network.chains(tokens, streams, mx.array([[3, 9]]), 4, probe)
+    with observing(network) as probe:
+        network.chains(tokens, streams, mx.array([[3, 9]]), 4)
     assert probe.load[0].sum().item() == 2 * 4 * network.config.num_experts_per_tok
 
 
