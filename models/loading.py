@@ -64,11 +64,7 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of the folder's config.json.
-
-    Raises:
-        ModelError: it cannot be read or is no JSON object.
-    """
+    """The folder's config.json; a `ModelError` if it is no JSON object."""
     file = folder / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -80,11 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_target_config(folder: Path) -> DeepseekV4Config:
-    """The target's configuration, from the folder's config.json.
-
-    Raises:
-        ModelError: it does not describe a DeepSeek-V4 model.
-    """
+    """The target that the folder's config.json describes; a `ModelError` if that is no DeepSeek-V4."""
     values = read_config(folder)
     if values.get("model_type") != "deepseek_v4":
         raise ModelError(f"{folder}: wanted model_type deepseek_v4 in config.json, got {values.get('model_type')!r}")
@@ -95,11 +87,7 @@ def read_target_config(folder: Path) -> DeepseekV4Config:
 
 
 def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
-    """The dtype of a name in `DTYPES`; other values are returned as they are.
-
-    Raises:
-        ModelError: the name is unknown.
-    """
+    """The dtype of a name; a `ModelError` if it is not in `DTYPES`."""
     if dtype is None or isinstance(dtype, mx.Dtype):
         return dtype
     if dtype not in DTYPES:
@@ -108,14 +96,7 @@ def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
 
 
 def find_drafter(path: str | Path | None, target: Model) -> tuple[Path, dict[str, TensorHeader]]:
-    """Finds the checkpoint of a drafter.
-
-    Args:
-        path: checkpoint folder; None for the target's.
-        target: the model that the drafter is for.
-
-    Returns:
-        The folder, and the headers of the drafter's tensors in it.
+    """The folder of a drafter (by default its target's), and the headers of the drafter's tensors in it.
 
     Raises:
         ModelError: there is no folder, or no drafter in it.

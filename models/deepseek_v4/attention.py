@@ -26,15 +26,53 @@ from models.deepseek_v4.rope import Rotary
 NARROW = 32  # longest pass, in tokens, of the narrow implementation
 
 
+@dataclass(frozen=True)
+class CompressedRows:
+    """Compressed rows and which of them each query attends to."""
+
+    rows: mx.array  # (B, R, d)
+    visible: mx.array  # (T, R) bool, windows that end at or before the query's position
+    scores: mx.array | None = None  # (B, T, R) float32 of the indexer, -inf where not visible
+    chosen: mx.array | None = None  # (B, T, k) the indexer's choice, ascending; None for all visible rows
+
+    def by_query(self) -> tuple[mx.array, mx.array]:
+        """Each query's rows (B, 1 or T, R or k, d), and whether they are visible (B or 1, T, R or k)."""
+        if self.chosen is None:
+            return self.rows[:, None], self.visible[None]
+        rows = mx.take_along_axis(self.rows[:, None], self.chosen[..., None], axis=2)
+        visible = mx.broadcast_to(self.visible, (self.rows.shape[0], *self.visible.shape))
+        return rows, mx.take_along_axis(visible, self.chosen, axis=-1)
+
+    def product(self, queries: mx.array, rows: mx.array) -> mx.array:
+        """Queries (B, heads, T, d) times their rows from `by_query`: (B, heads, T, R or k)."""
+        if self.chosen is not None:
+            return (queries.swapaxes(1, 2) @ rows.swapaxes(-1, -2)).swapaxes(1, 2)
+        batch, heads, count, width = queries.shape
+        product = queries.reshape(batch, heads * count, width) @ rows[:, 0].swapaxes(-1, -2)
+        return product.reshape(batch, heads, count, -1)
+
+    def weighted(self, weights: mx.array, rows: mx.array) -> mx.array:
+        """Sums rows from `by_query` with weights (B, heads, T, R or k): (B, heads, T, d)."""
+        if self.chosen is not None:
+            return (weights.swapaxes(1, 2) @ rows).swapaxes(1, 2)
+        batch, heads, count, _ = weights.shape
+        return (weights.reshape(batch, heads * count, -1) @ rows[:, 0]).reshape(batch, heads, count, -1)
+
+    def attended(self) -> mx.array:
+        """Which rows each query attends to: (B or 1, T, R) bool."""
+        if self.chosen is None:
+            return self.visible[None]
+        is_chosen = mx.zeros((*self.chosen.shape[:2], self.rows.shape[1]), dtype=mx.bool_)
+        return self.visible & mx.put_along_axis(is_chosen, self.chosen, mx.array(True), axis=-1)
+
+
 class AttentionProjections(nn.Module):
     """The projections of V4's attention: low-rank queries, one KV row per token, sinks, grouped output.
 
-    Args:
-        config: the model's configuration.
-        is_compressed: whether the layer has a compressor; its rotary embedding then has another base and YaRN.
+    Layers with a compressor (``is_compressed``) have another rotary embedding, with YaRN.
     """
 
-    def __init__(self, config: DeepseekV4Config, is_compressed: bool) -> None:
+    def __init__(self, config: DeepseekV4Config, is_compressed: bool = False) -> None:
         super().__init__()
         hidden, heads, width = config.hidden_size, config.num_attention_heads, config.head_dim
         self.wq_a = nn.Linear(hidden, config.q_lora_rank, bias=False)
@@ -46,14 +84,14 @@ class AttentionProjections(nn.Module):
         self.wo_a = nn.Linear(heads * width // config.o_groups, config.o_groups * config.o_lora_rank, bias=False)
         self.wo_b = nn.Linear(config.o_groups * config.o_lora_rank, hidden, bias=False)
         self.heads, self.width, self.groups = heads, width, config.o_groups
-        self.window = config.sliding_window
-        self.norm_eps = config.rms_norm_eps
+        self.window, self.norm_eps = config.sliding_window, config.rms_norm_eps
         if is_compressed:
             self._rotary = Rotary(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling)
         else:
             self._rotary = Rotary(config.qk_rope_head_dim, config.rope_theta)
-        is_rounded = config.simulate_quantization
-        self._rounding = partial(round_kv_rows, rotated=config.qk_rope_head_dim) if is_rounded else None
+        self._rounding = None
+        if config.simulate_quantization:
+            self._rounding = partial(round_kv_rows, rotated=config.qk_rope_head_dim)
 
     def queries(self, x: mx.array, offset: int | mx.array) -> tuple[mx.array, mx.array]:
         """x (B, T, H) -> normalized latent (B, T, q_lora_rank) and rotated queries (B, heads, T, d)."""
@@ -89,16 +127,12 @@ class AttentionProjections(nn.Module):
 
 
 class Attention(AttentionProjections):
-    """The attention of one layer of the target.
-
-    Args:
-        config: the model's configuration.
-        layer: number of the layer, which decides the kind of attention and the compression ratio.
+    """The attention of one layer of the target, of the kind that the configuration gives it.
 
     Attributes:
-        is_dense: CSA layers attend to all visible compressed rows instead of the indexer's choice.
-        observer: called in wide passes of CSA layers with the attention weights of the compressed rows, the index
-            scores and the attended rows, as `Probe.record_indexer` takes them. Both are set by `observing`.
+        is_dense: attend to all visible compressed rows instead of the indexer's choice (CSA).
+        observer: called in wide passes of CSA layers with the arguments of `Probe.record_indexer`. Both are set by
+            `observing`.
     """
 
     def __init__(self, config: DeepseekV4Config, layer: int) -> None:
@@ -108,33 +142,21 @@ class Attention(AttentionProjections):
         self.is_dense = False
         self.observer: Callable[[mx.array, mx.array, mx.array], None] | None = None
         if kind is not LayerKind.WINDOW:
-            self.compressor = Compressor(
-                config.hidden_size,
-                config.head_dim,
-                ratio,
-                overlap=kind is LayerKind.CSA,
-                norm_eps=config.rms_norm_eps,
-                rotary=self._rotary,
-                rounding=self._rounding,
-            )
+            overlap = kind is LayerKind.CSA
+            self.compressor = Compressor(config, config.head_dim, ratio, overlap, self._rotary, self._rounding)
         if kind is LayerKind.CSA:
             self.indexer = Indexer(config, ratio, self._rotary)
 
     def __call__(self, x: mx.array, cache: LayerCache | None) -> mx.array:
-        """Attends T new tokens to themselves and to the cached ones.
+        """Attends T new tokens, normalized x (B, T, H), to themselves and to the cached ones: (B, T, H).
 
-        Args:
-            x: (B, T, H) normalized input.
-            cache: the layer's state, advanced by T tokens; None for a whole sequence in one pass.
-
-        Returns:
-            (B, T, H).
+        The cache is advanced by T tokens; without one, x is a whole sequence.
         """
         offset = 0 if cache is None else cache.offset
         count = x.shape[1]
         latent, queries = self.queries(x, offset)
         rows = self.rows(x, offset)
-        compressed = self._compressed_rows(x, latent, offset, cache)
+        compressed = self._compress(x, latent, offset, cache)
         if cache is not None and count <= NARROW:
             attended = self._narrow(queries, rows, compressed, cache)
         else:
@@ -144,9 +166,7 @@ class Attention(AttentionProjections):
             cache.advance(count)
         return self.project(attended, offset)
 
-    def _compressed_rows(
-        self, x: mx.array, latent: mx.array, offset: int, cache: LayerCache | None
-    ) -> "CompressedRows | None":
+    def _compress(self, x: mx.array, latent: mx.array, offset: int, cache: LayerCache | None) -> CompressedRows | None:
         """Advances the layer's compressors by x; returns what its queries attend to beyond the window, if anything."""
         if "compressor" not in self:
             return None
@@ -168,7 +188,7 @@ class Attention(AttentionProjections):
         return CompressedRows(rows, visible, scores, chosen)
 
     def _narrow(
-        self, queries: mx.array, rows: mx.array, compressed: "CompressedRows | None", cache: LayerCache
+        self, queries: mx.array, rows: mx.array, compressed: CompressedRows | None, cache: LayerCache
     ) -> mx.array:
         """Every query over its own window slots and compressed rows: (B, heads, T, d)."""
         batch, heads, count, width = queries.shape
@@ -197,7 +217,7 @@ class Attention(AttentionProjections):
         return attended + compressed.weighted(weights[..., slots:], far)
 
     def _wide(
-        self, queries: mx.array, rows: mx.array, compressed: "CompressedRows | None", cache: LayerCache | None
+        self, queries: mx.array, rows: mx.array, compressed: CompressedRows | None, cache: LayerCache | None
     ) -> mx.array:
         """Queries in blocks of the window's length, each over its own and the previous block: (B, heads, T, d)."""
         batch, heads, count, width = queries.shape
@@ -234,53 +254,6 @@ class Attention(AttentionProjections):
             self.observer(far_weights[:, :, :count], compressed.scores, is_attended)
         attended = (weights[..., : 2 * window].astype(rows.dtype) @ near).reshape(batch, heads, -1, width)
         return (attended + far_weights.astype(rows.dtype) @ far)[:, :, :count]
-
-
-@dataclass(frozen=True)
-class CompressedRows:
-    """Compressed rows and which of them each query attends to.
-
-    Attributes:
-        rows: (B, R, d).
-        visible: (T, R) bool, true for windows that end at or before the query's position.
-        scores: (B, T, R) float32 index scores, -inf where not visible; None if the indexer was not run.
-        chosen: (B, T, k) indices of the indexer's choice, ascending; None if all visible rows are attended to.
-    """
-
-    rows: mx.array
-    visible: mx.array
-    scores: mx.array | None = None
-    chosen: mx.array | None = None
-
-    def by_query(self) -> tuple[mx.array, mx.array]:
-        """Each query's rows (B, 1 or T, R or k, d), and whether they are visible (B or 1, T, R or k)."""
-        if self.chosen is None:
-            return self.rows[:, None], self.visible[None]
-        rows = mx.take_along_axis(self.rows[:, None], self.chosen[..., None], axis=2)
-        visible = mx.broadcast_to(self.visible, (self.rows.shape[0], *self.visible.shape))
-        return rows, mx.take_along_axis(visible, self.chosen, axis=-1)
-
-    def product(self, queries: mx.array, rows: mx.array) -> mx.array:
-        """Queries (B, heads, T, d) times their rows from `by_query`: (B, heads, T, R or k)."""
-        if self.chosen is not None:
-            return (queries.swapaxes(1, 2) @ rows.swapaxes(-1, -2)).swapaxes(1, 2)
-        batch, heads, count, width = queries.shape
-        product = queries.reshape(batch, heads * count, width) @ rows[:, 0].swapaxes(-1, -2)
-        return product.reshape(batch, heads, count, -1)
-
-    def weighted(self, weights: mx.array, rows: mx.array) -> mx.array:
-        """Sums rows from `by_query` with weights (B, heads, T, R or k): (B, heads, T, d)."""
-        if self.chosen is not None:
-            return (weights.swapaxes(1, 2) @ rows).swapaxes(1, 2)
-        batch, heads, count, _ = weights.shape
-        return (weights.reshape(batch, heads * count, -1) @ rows[:, 0]).reshape(batch, heads, count, -1)
-
-    def attended(self) -> mx.array:
-        """Which rows each query attends to: (B or 1, T, R) bool."""
-        if self.chosen is None:
-            return self.visible[None]
-        is_chosen = mx.zeros((*self.chosen.shape[:2], self.rows.shape[1]), dtype=mx.bool_)
-        return self.visible & mx.put_along_axis(is_chosen, self.chosen, mx.array(True), axis=-1)
 
 
 def _visible(offset: int, count: int, ratio: int, rows: int) -> mx.array:

@@ -16,7 +16,7 @@ class Block(nn.Module):
 
     Args:
         config: the model's configuration.
-        attention: called with the normalized input (B, T, H) and the block's further arguments; returns (B, T, H).
+        attention: from the normalized input (B, T, H), and further arguments, to (B, T, H).
         is_hash_routed: whether experts are looked up by token id.
     """
 
@@ -30,15 +30,9 @@ class Block(nn.Module):
         self.ffn = MixtureOfExperts(config, is_hash_routed)
 
     def __call__(self, streams: mx.array, tokens: mx.array, *inputs: Any) -> mx.array:
-        """Runs the layer.
+        """Runs the layer on streams (B, T, N, H) and, for hash routing, token ids (B, T); returns streams.
 
-        Args:
-            streams: (B, T, N, H) residual streams.
-            tokens: (B, T) ids, for hash routing.
-            inputs: what the attention takes beside its normalized input; in the target, the layer's cache.
-
-        Returns:
-            Streams (B, T, N, H).
+        The attention takes the further ``inputs``: in the target, the layer's cache.
         """
         return self.run(streams, tokens, lambda x: self.attn(x, *inputs))
 

@@ -19,13 +19,12 @@ def load_weights(
 
     Args:
         network: filled in place.
-        headers: the tensors to load; they must be exactly the network's.
+        headers: of exactly the network's tensors.
         dtype: dtype of the floating-point weights, except those that V4 computes in float32; None keeps the stored one.
-        folder: where the tensors come from, for messages.
-        owner: what the network is, for messages.
+        folder: of the checkpoint, for the message, as ``owner``: what the network is.
 
     Raises:
-        ModelError: the tensors are not the network's. Nothing has been loaded then.
+        ModelError: the tensors are not the network's; nothing has been loaded.
     """
     parameters = [
         (name, checkpoint_names(name, array.shape), array.shape) for name, array in tree_flatten(network.parameters())
@@ -51,12 +50,10 @@ def load_weights(
 
 
 def checkpoint_tensors(network: nn.Module, dtype: mx.Dtype | None = None) -> dict[str, mx.array]:
-    """A network's weights under the names of a checkpoint.
+    """A network's weights under the names of a checkpoint, in its own dtypes or cast to one.
 
-    Args:
-        network: its parameters are referred to, not copied.
-        dtype: dtype of the floating-point tensors; None keeps the network's. As in the real checkpoints, sinks, biases
-            and hyper-connections become float32, but router and compressor matrices do not.
+    As in the real checkpoints, a cast leaves sinks, biases and hyper-connections in float32, but not the matrices of
+    routers and compressors.
     """
     tensors: dict[str, mx.array] = {}
     for parameter, array in tree_flatten(network.parameters()):

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from models.deepseek_v4.cache import CompressorState
+from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.rope import Rotary
 
 
@@ -17,60 +18,50 @@ class Compressor(nn.Module):
     """Weighted mean of the keys of a window's tokens, with a softmax over tokens for each channel.
 
     Args:
-        hidden_size: H, width of the input.
-        width: d, width of a pooled row.
+        config: the model's configuration.
+        width: d, entries of a pooled row.
         ratio: tokens in a window.
         overlap: whether a window also pools the first halves of its predecessor's keys (CSA).
-        norm_eps: epsilon of the RMSNorm of pooled rows.
-        rotary: rotates pooled rows by the position of their window's first token.
+        rotary: of the layer; pooled rows have the position of their window's first token.
         rounding: simulated quantization of pooled rows, or None.
     """
 
     def __init__(
         self,
-        hidden_size: int,
+        config: DeepseekV4Config,
         width: int,
         ratio: int,
         overlap: bool,
-        norm_eps: float,
         rotary: Rotary,
-        rounding: Callable[[mx.array], mx.array] | None = None,
+        rounding: Callable[[mx.array], mx.array] | None,
     ) -> None:
         super().__init__()
-        self.halves = 2 if overlap else 1
-        self.wkv = nn.Linear(hidden_size, self.halves * width, bias=False)
-        self.wgate = nn.Linear(hidden_size, self.halves * width, bias=False)
-        self.ape = mx.zeros((ratio, self.halves * width))
-        self.norm = nn.RMSNorm(width, eps=norm_eps)
-        self.width = width
-        self.ratio = ratio
-        self.overlap = overlap
-        self._rotary = rotary
-        self._rounding = rounding
+        halves = 2 if overlap else 1
+        self.wkv = nn.Linear(config.hidden_size, halves * width, bias=False)
+        self.wgate = nn.Linear(config.hidden_size, halves * width, bias=False)
+        self.ape = mx.zeros((ratio, halves * width))
+        self.norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.width, self.ratio, self.overlap, self.halves = width, ratio, overlap, halves
+        self._rotary, self._rounding = rotary, rounding
 
     def __call__(self, x: mx.array, offset: int, state: CompressorState | None) -> mx.array | None:
         """Appends tokens and returns the pooled rows of all windows completed so far.
 
         Args:
-            x: (B, T, H) the layer's normalized input at positions ``offset .. offset + T - 1``.
+            x: (B, T, H) the layer's normalized input at positions ``offset ..``.
             offset: tokens before x.
-            state: rows of earlier calls, updated; None if offset is 0 and nothing follows.
+            state: of earlier calls, updated; None for a whole sequence.
 
         Returns:
-            (B, R, d) in x's dtype, or None if there are none. R may exceed the number of completed windows; the rows
-            past them are to be masked.
+            (B, R, d) in x's dtype, or None if there are none. Rows past the completed windows are to be masked.
         """
         count, ratio = x.shape[1], self.ratio
         wide = x.astype(mx.float32)
         first_phase = offset % ratio
         ape = self.ape.astype(mx.float32)[mx.arange(first_phase, first_phase + count) % ratio]
-        rows = mx.concatenate(
-            [
-                wide @ self.wkv.weight.astype(mx.float32).T,
-                wide @ self.wgate.weight.astype(mx.float32).T + ape,
-            ],
-            axis=-1,
-        )
+        keys = wide @ self.wkv.weight.astype(mx.float32).T
+        scores = wide @ self.wgate.weight.astype(mx.float32).T + ape
+        rows = mx.concatenate([keys, scores], axis=-1)
         first, end = offset // ratio, (offset + count) // ratio
         pooled = None
         if end > first:
@@ -91,10 +82,8 @@ class Compressor(nn.Module):
         start = max((first - halves + 1) * ratio, 0)
         if offset > start:
             rows = mx.concatenate([state.frontier.before(offset, offset - start), rows], axis=1)
-        rows = rows[:, : end * ratio - start]
+        rows = rows[:, : end * ratio - start].reshape(batch, -1, ratio, 2 * halves * width)
         keys, scores = rows[..., : halves * width], rows[..., halves * width :]
-        keys = keys.reshape(batch, -1, ratio, halves * width)
-        scores = scores.reshape(batch, -1, ratio, halves * width)
         if self.overlap:
             keys = _with_previous(keys, width, first == 0, 0.0)
             scores = _with_previous(scores, width, first == 0, -mx.inf)

@@ -19,15 +19,9 @@ def sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
 
 
 def plain_sinkhorn(logits: mx.array, iterations: int, eps: float) -> mx.array:
-    """Sinkhorn normalization: nearly doubly stochastic matrices, from a softmax over rows to a last column step.
+    """Nearly doubly stochastic matrices of logits (..., N, N) float32: a softmax over rows, then column and row steps.
 
-    Args:
-        logits: (..., N, N) float32.
-        iterations: column normalizations, at least 1.
-        eps: added to the softmax and to every sum.
-
-    Returns:
-        (..., N, N) float32. The first index is the source stream, the second the destination.
+    There are ``iterations`` column steps, the first and last among them; ``eps`` is added to the softmax and every sum.
     """
     # Sums as products with ones: two operations a half-step instead of three. They dominate a pass on a CPU.
     ones = mx.ones(logits.shape[-2:])
@@ -50,10 +44,8 @@ class HyperConnection(nn.Module):
         self.fn = mx.zeros((mixes, streams * config.hidden_size))
         self.base = mx.zeros((mixes,))
         self.scale = mx.ones((3,))
-        self.streams = streams
-        self.sinkhorn_iterations = config.hc_sinkhorn_iters
-        self.eps = config.hc_eps
-        self.norm_eps = config.rms_norm_eps
+        self.streams, self.sinkhorn_iterations = streams, config.hc_sinkhorn_iters
+        self.eps, self.norm_eps = config.hc_eps, config.rms_norm_eps
         self._scale_of_mix = mx.array([0] * streams + [1] * streams + [2] * streams * streams)
 
     def collapse(self, streams: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -69,22 +61,14 @@ class HyperConnection(nn.Module):
         mixes = (flat @ self.fn.T) * self.scale[self._scale_of_mix] + self.base
         pre = mx.sigmoid(mixes[..., :count]) + self.eps
         post = 2.0 * mx.sigmoid(mixes[..., count : 2 * count])
-        comb = sinkhorn(
-            mixes[..., 2 * count :].reshape(*mixes.shape[:-1], count, count), self.sinkhorn_iterations, self.eps
-        )
-        collapsed = (pre[..., None] * wide).sum(axis=-2)
-        return collapsed.astype(streams.dtype), post, comb
+        logits = mixes[..., 2 * count :].reshape(*mixes.shape[:-1], count, count)
+        comb = sinkhorn(logits, self.sinkhorn_iterations, self.eps)
+        return (pre[..., None] * wide).sum(axis=-2).astype(streams.dtype), post, comb
 
     def expand(self, output: mx.array, streams: mx.array, post: mx.array, comb: mx.array) -> mx.array:
-        """Adds a sublayer's output to the mixed streams: ``new[j] = post[j] * output + sum_i comb[i, j] * streams[i]``.
+        """Adds a sublayer's output (B, T, H) to the mixed streams, with ``post`` and ``comb`` from their `collapse`.
 
-        Args:
-            output: (B, T, H).
-            streams: (B, T, N, H), as they were given to `collapse`.
-            post: from `collapse`, as ``comb``.
-
-        Returns:
-            (B, T, N, H) in the streams' dtype.
+        ``new[j] = post[j] * output + sum_i comb[i, j] * streams[i]``, (B, T, N, H) in the streams' dtype.
         """
         kept = comb.swapaxes(-1, -2) @ streams.astype(mx.float32)
         return (post[..., None] * output.astype(mx.float32)[..., None, :] + kept).astype(streams.dtype)
@@ -99,8 +83,7 @@ class HyperHead(nn.Module):
         self.fn = mx.zeros((streams, streams * config.hidden_size))
         self.base = mx.zeros((streams,))
         self.scale = mx.ones((1,))
-        self.eps = config.hc_eps
-        self.norm_eps = config.rms_norm_eps
+        self.eps, self.norm_eps = config.hc_eps, config.rms_norm_eps
 
     def __call__(self, streams: mx.array) -> mx.array:
         """(B, T, N, H) -> (B, T, H), same dtype."""

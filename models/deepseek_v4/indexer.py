@@ -11,13 +11,7 @@ from models.deepseek_v4.rope import Rotary
 
 
 class Indexer(nn.Module):
-    """Scores compressed rows by small attention heads over keys from a compressor of its own.
-
-    Args:
-        config: the model's configuration.
-        ratio: tokens in a window.
-        rotary: the layer's rotary embedding.
-    """
+    """Scores compressed rows by small attention heads over keys from a compressor of its own."""
 
     def __init__(self, config: DeepseekV4Config, ratio: int, rotary: Rotary) -> None:
         super().__init__()
@@ -26,15 +20,7 @@ class Indexer(nn.Module):
         self._rounding = round_index_rows if config.simulate_quantization else None
         self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.width, bias=False)
         self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
-        self.compressor = Compressor(
-            config.hidden_size,
-            self.width,
-            ratio,
-            overlap=True,
-            norm_eps=config.rms_norm_eps,
-            rotary=rotary,
-            rounding=self._rounding,
-        )
+        self.compressor = Compressor(config, self.width, ratio, True, rotary, self._rounding)
         self.topk = config.index_topk
 
     def keys(self, x: mx.array, offset: int, state: CompressorState | None) -> mx.array | None:
@@ -42,16 +28,13 @@ class Indexer(nn.Module):
         return self.compressor(x, offset, state)
 
     def scores(self, x: mx.array, latent: mx.array, keys: mx.array, offset: int) -> mx.array:
-        """Scores every compressed row for every query, without a mask.
+        """Scores every compressed row for every query, without a mask: (B, T, R) float32.
 
         Args:
             x: (B, T, H) the layer's normalized input.
             latent: (B, T, q_lora_rank) from `AttentionProjections.queries`.
             keys: (B, R, index_head_dim) from `keys`.
             offset: position of the first query.
-
-        Returns:
-            (B, T, R) float32.
         """
         batch, count, _ = x.shape
         queries = self.wq_b(latent).reshape(batch, count, self.heads, self.width).swapaxes(1, 2)

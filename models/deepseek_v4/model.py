@@ -40,8 +40,8 @@ class Model(nn.Module):
         """Logits of the token after each input token.
 
         Args:
-            tokens: (B, T) int, at positions ``offset ..`` of the cache.
-            cache: from `make_cache`, advanced by T tokens; None for a whole sequence in one pass.
+            tokens: (B, T) int.
+            cache: from `make_cache`, advanced by T tokens; None for a whole sequence.
             tapped_layers: layers whose outputs are returned as features, each the mean of its streams (what DSpark
                 reads), or `STREAMS`.
 
@@ -63,10 +63,5 @@ class Model(nn.Module):
         return logits, mx.concatenate([tapped[number] for number in tapped_layers], axis=-1)
 
     def make_cache(self, max_rollback: int = 32) -> list[LayerCache]:
-        """An empty cache, with one entry per layer.
-
-        Args:
-            max_rollback: how many tokens behind the newest one ever written `LayerCache.trim` can go back; at least the
-                longest proposal.
-        """
+        """An empty cache, one entry per layer, that can be trimmed to ``max_rollback`` tokens behind its newest row."""
         return [LayerCache(self.args, layer, max_rollback) for layer in range(self.args.num_hidden_layers)]

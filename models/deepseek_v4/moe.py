@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import SwitchGLU
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU
 
 from models.deepseek_v4.config import DeepseekV4Config
 
@@ -15,7 +15,7 @@ COPIED = 64  # tokens whose experts are copied at a time, see `MixtureOfExperts.
 
 
 def can_gather(dtype: mx.Dtype) -> bool:
-    """Whether ``mx.gather_mm`` supports a dtype on the current device; on a CPU only float32 (mlx 0.32)."""
+    """Whether ``mx.gather_mm`` supports a dtype on the current device: on a CPU only float32 (mlx 0.32)."""
     return dtype == mx.float32 or mx.default_device().type != mx.DeviceType.cpu
 
 
@@ -65,12 +65,13 @@ class Gate(nn.Module):
 class SharedExpert(nn.Module):
     """The expert of every token; w1 is the gate, w3 up, w2 down."""
 
-    def __init__(self, hidden_size: int, inner_size: int, limit: float) -> None:
+    def __init__(self, config: DeepseekV4Config) -> None:
         super().__init__()
-        self.w1 = nn.Linear(hidden_size, inner_size, bias=False)
-        self.w2 = nn.Linear(inner_size, hidden_size, bias=False)
-        self.w3 = nn.Linear(hidden_size, inner_size, bias=False)
-        self.activation = ClampedSwiGLU(limit)
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        self.w1 = nn.Linear(hidden, inner, bias=False)
+        self.w2 = nn.Linear(inner, hidden, bias=False)
+        self.w3 = nn.Linear(hidden, inner, bias=False)
+        self.activation = ClampedSwiGLU(config.swiglu_limit)
 
     def __call__(self, x: mx.array) -> mx.array:
         """(B, T, H) -> (B, T, H)."""
@@ -79,10 +80,6 @@ class SharedExpert(nn.Module):
 
 class MixtureOfExperts(nn.Module):
     """The weighted sum of each token's routed experts, plus the shared expert.
-
-    Args:
-        config: the model's configuration.
-        is_hash_routed: whether experts are looked up by token id.
 
     Attributes:
         evaluates_every_expert: run all experts on all tokens and weight most by zero, instead of gathering each token's
@@ -93,13 +90,9 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, config: DeepseekV4Config, is_hash_routed: bool) -> None:
         super().__init__()
         self.gate = Gate(config, is_hash_routed)
-        self.experts = SwitchGLU(
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.n_routed_experts,
-            activation=ClampedSwiGLU(config.swiglu_limit),
-        )
-        self.shared_experts = SharedExpert(config.hidden_size, config.moe_intermediate_size, config.swiglu_limit)
+        hidden, inner, activation = config.hidden_size, config.moe_intermediate_size, ClampedSwiGLU(config.swiglu_limit)
+        self.experts = SwitchGLU(hidden, inner, config.n_routed_experts, activation)
+        self.shared_experts = SharedExpert(config)
         self.evaluates_every_expert = False
         self.observer: Callable[[mx.array], None] | None = None
 
@@ -111,7 +104,9 @@ class MixtureOfExperts(nn.Module):
         if self.evaluates_every_expert:
             routed = self._every_expert(x, experts, weights)
         else:
-            each = self.experts(x, experts) if can_gather(x.dtype) else self._copied_experts(x, experts)
+            # Products with quantized matrices are gathered in every dtype.
+            is_gathered = can_gather(x.dtype) or isinstance(self.experts.gate_proj, QuantizedSwitchLinear)
+            each = self.experts(x, experts) if is_gathered else self._copied_experts(x, experts)
             routed = (each.astype(mx.float32) * weights[..., None]).sum(axis=-2)
         return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
 
@@ -120,10 +115,8 @@ class MixtureOfExperts(nn.Module):
 
         In groups of `COPIED` tokens, which bounds the memory for copies in a long prefill.
         """
-        gate_proj, up_proj, down_proj = (
-            projection.weight.swapaxes(-1, -2)
-            for projection in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
-        )
+        projections = (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
+        gate_proj, up_proj, down_proj = (projection.weight.swapaxes(-1, -2) for projection in projections)
         rows, chosen = x.reshape(-1, 1, 1, x.shape[-1]), experts.reshape(-1, experts.shape[-1])
         outputs = []
         for start in range(0, rows.shape[0], COPIED):

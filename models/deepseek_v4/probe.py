@@ -26,15 +26,15 @@ class Probe:
     load: dict[int, mx.array] = field(default_factory=dict)
 
     def record_indexer(self, weights: mx.array, scores: mx.array, is_attended: mx.array) -> None:
-        """Adds the alignment loss of one pass of a CSA layer.
+        """Adds the alignment loss of one pass of a CSA layer (DeepSeek-V3.2 report, section 2.1, equations 3 and 4).
 
         The indexer's target is the attention summed over heads and normalized over compressed rows, without gradient.
-        Queries without compressed rows do not count. Source: DeepSeek-V3.2 report, section 2.1 (equations 3 and 4).
+        Queries without compressed rows do not count.
 
         Args:
             weights: (B, heads, T, R) attention weights of the compressed rows.
             scores: (B, T, R) index scores.
-            is_attended: (B or 1, T, R) bool, the rows over which both are compared.
+            is_attended: (B or 1, T, R) bool, the rows that are compared.
         """
         target = mx.stop_gradient(weights).sum(axis=1)
         mass = target.sum(axis=-1, keepdims=True)

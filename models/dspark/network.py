@@ -10,41 +10,30 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 
+from models.deepseek_v4.block import Block
 from models.deepseek_v4.hyper_connection import HyperHead
 from models.deepseek_v4.model import Model
+from models.dspark.attention import DSparkAttention
 from models.dspark.config import DSparkConfig
 from models.dspark.heads import ConfidenceHead, MarkovHead, NoMarkovHead
-from models.dspark.stage import DSparkStage, FirstStage
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockOutput:
-    """Output of the backbone for a block, before the Markov head.
+    """Output of the backbone for a block, before the Markov head."""
 
-    Attributes:
-        hidden: (B, G, H) collapsed streams, before the final norm.
-        normed: (B, G, H) after it.
-        logits: (B, G, V) float32 from the target's head.
-    """
-
-    hidden: mx.array
-    normed: mx.array
-    logits: mx.array
+    hidden: mx.array  # (B, G, H) collapsed streams, before the final norm
+    normed: mx.array  # (B, G, H) after it
+    logits: mx.array  # (B, G, V) float32, from the target's head
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOutput:
-    """A drafted block.
+    """A drafted block."""
 
-    Attributes:
-        tokens: (B, G) int32.
-        confidence_logits: (B, G) float32, not calibrated.
-        logits: (B, G, V) float32, with the Markov bias.
-    """
-
-    tokens: mx.array
-    confidence_logits: mx.array
-    logits: mx.array
+    tokens: mx.array  # (B, G) int32
+    confidence_logits: mx.array  # (B, G) float32, not calibrated
+    logits: mx.array  # (B, G, V) float32, with the Markov bias
 
     @property
     def confidence(self) -> mx.array:
@@ -56,31 +45,29 @@ class DSparkNetwork(nn.Module):
     """DSpark for a DeepSeek-V4 target, whose embedding and head it shares.
 
     Attributes:
-        config: the drafter's configuration.
         block_size: gamma, tokens of a block.
         window: context rows that a block sees.
         tapped_layers: layers of the target whose outputs are its features; empty for none.
-        num_stages: V4 blocks.
     """
 
     def __init__(self, config: DSparkConfig, target: Model) -> None:
         super().__init__()
-        block = config.block
+        block, rank = config.block, config.markov_rank
         self.config = config
         self.block_size = config.block_size
         self.window = block.sliding_window
         self.tapped_layers = config.target_layer_ids
         self.num_stages = config.stages
-        self.mtp = [  # the checkpoints' name for drafters of any kind
-            FirstStage(config) if number == 0 and self.tapped_layers else DSparkStage(config)
-            for number in range(config.stages)
-        ]
-        last = self.mtp[-1]
+        # The checkpoints' name for drafters of any kind.
+        self.mtp = [Block(block, DSparkAttention(block)) for _ in range(config.stages)]
+        first, last = self.mtp[0], self.mtp[-1]
+        if self.tapped_layers:
+            first.main_proj = nn.Linear(len(self.tapped_layers) * block.hidden_size, block.hidden_size, bias=False)
+            first.main_norm = nn.RMSNorm(block.hidden_size, eps=block.rms_norm_eps)
         last.norm = nn.RMSNorm(block.hidden_size, eps=block.rms_norm_eps)
         last.hc_head = HyperHead(block)
-        has_markov = config.markov_rank > 0
-        last.markov_head = MarkovHead(block.vocab_size, config.markov_rank) if has_markov else NoMarkovHead()
-        last.confidence_head = ConfidenceHead(block.hidden_size, config.markov_rank)
+        last.markov_head = MarkovHead(block.vocab_size, rank) if rank > 0 else NoMarkovHead()
+        last.confidence_head = ConfidenceHead(block.hidden_size, rank)
         # As functions, so that the target's modules are not this network's: freezing, quantizing or counting the
         # parameters of one does not touch the other.
         self._embed = lambda tokens: target.embed(tokens)
@@ -97,14 +84,11 @@ class DSparkNetwork(nn.Module):
         return self.config.confidence_temperatures
 
     def context_rows(self, features: mx.array | None, offset: int = 0) -> list[mx.array]:
-        """The KV rows of committed tokens.
+        """The KV rows (B, S, d) of committed tokens for each stage; an empty list without tapped layers.
 
         Args:
-            features: (B, S, L * H) from the target at positions ``offset ..``; None without tapped layers.
+            features: (B, S, L * H) from the target; None without tapped layers.
             offset: position of the first.
-
-        Returns:
-            (B, S, d) for each stage; an empty list without tapped layers.
         """
         if not self.tapped_layers:
             return []
@@ -142,12 +126,7 @@ class DSparkNetwork(nn.Module):
         return BlockOutput(hidden=hidden, normed=normed, logits=self._head(normed).astype(mx.float32))
 
     def confidence_logits(self, output: BlockOutput, embedded: mx.array | None) -> mx.array:
-        """Confidence logits (B, G) float32.
-
-        Args:
-            output: of the block.
-            embedded: (B, G, R) Markov embeddings of the token before each row; None without a Markov head.
-        """
+        """(B, G) float32, from Markov embeddings (B, G, R) of the token before each row (None without that head)."""
         hidden = output.hidden if self.config.confidence_input == "pre_norm" else output.normed
         return self.mtp[-1].confidence_head(hidden, embedded)
 
@@ -177,9 +156,7 @@ class DSparkNetwork(nn.Module):
             chosen = mx.argmax(logits[-1], axis=-1) if choose is None else choose(logits[-1])
             chain.append(chosen.astype(mx.int32))
         tokens = mx.stack(chain, axis=1)
-        cut = BlockOutput(
-            hidden=output.hidden[:, :gamma], normed=output.normed[:, :gamma], logits=output.logits[:, :gamma]
-        )
+        cut = BlockOutput(**{name: array[:, :gamma] for name, array in vars(output).items()})
         return DraftOutput(
             tokens=tokens[:, 1:],
             confidence_logits=self.confidence_logits(cut, self.markov_head.embed(tokens[:, :-1])),

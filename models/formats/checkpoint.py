@@ -57,30 +57,23 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
 def census(
     expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, TensorHeader], folder: Path, owner: str
 ) -> None:
-    """Checks that a checkpoint holds exactly the expected tensors.
-
-    Args:
-        expected: shapes by tensor name.
-        headers: what the checkpoint holds.
-        folder: where it is, for the message.
-        owner: what the tensors are the weights of, for the message.
+    """Checks that the checkpoint of a model (``owner``, for the message) holds the tensors of the expected shapes.
 
     Raises:
         ModelError: tensors are missing, unexpected, misshapen or of an unsupported dtype. The message counts all of
             them and names up to eight of each kind.
     """
+    present = [(name, tuple(shape), headers[name]) for name, shape in expected.items() if name in headers]
     faults = {
-        "missing": sorted(set(expected) - set(headers)),
-        "unexpected": sorted(set(headers) - set(expected)),
+        "missing": sorted(expected.keys() - headers.keys()),
+        "unexpected": sorted(headers.keys() - expected.keys()),
         "misshapen": [
-            f"{name} (wanted {list(shape)}, got {list(headers[name].shape)})"
-            for name, shape in expected.items()
-            if name in headers and headers[name].shape != shape
+            f"{name} (wanted {list(shape)}, got {list(header.shape)})"
+            for name, shape, header in present
+            if header.shape != shape
         ],
         "of a type that cannot be read": [
-            f"{name} ({headers[name].dtype})"
-            for name in expected
-            if name in headers and headers[name].dtype not in READABLE
+            f"{name} ({header.dtype})" for name, _, header in present if header.dtype not in READABLE
         ],
     }
     parts = []

@@ -45,16 +45,12 @@ class MTPNetwork(nn.Module):
     """The MTP block for a DeepSeek-V4 target, whose embedding and head it shares.
 
     Args:
-        target: the model that it drafts for.
+        target: read through the tap `STREAMS`.
         collapse: whose ``hc_head`` collapses the block's streams: its ``own``, from the checkpoint, or the
             ``target``'s, as in llama.cpp, whose files lack the other.
         zero_first_embedding: replace the token embedding of slot 0 by zeros, as vLLM does (``deepseek_v4/*/mtp.py``:
             "masking inputs at position 0") and mlx-vlm does not. How the block was trained is not known.
         config: the block's configuration; None for the target's `block_config`.
-
-    Attributes:
-        config: the block's configuration.
-        tapped_layers: what the block reads of the target: its last streams.
     """
 
     def __init__(
@@ -83,15 +79,12 @@ class MTPNetwork(nn.Module):
     def __call__(
         self, tokens: mx.array, streams: mx.array, cache: LayerCache | None = None
     ) -> tuple[mx.array, mx.array]:
-        """Runs T slots.
+        """Runs T slots: logits (B, T, V) float32 of the token two after each slot, and output streams (B, T, N * H).
 
         Args:
-            tokens: (B, T) int, the token *after* each slot's position.
-            streams: (B, T, N * H) at the slots' positions: the target's, or this block's output when chaining drafts.
-            cache: from `make_cache`, advanced by T slots; None for all slots of a sequence at once.
-
-        Returns:
-            Logits (B, T, V) float32 of the token two after each slot's position, and output streams (B, T, N * H).
+            tokens: (B, T) int, the token *after* each slot.
+            streams: (B, T, N * H) at the slots: the target's, or this block's output when chaining drafts.
+            cache: from `make_cache`, advanced by T slots; None for all slots of a sequence.
         """
         joined = self._join(tokens, streams, 0 if cache is None else cache.offset)
         output = self.mtp[0](joined, tokens, cache)

@@ -13,10 +13,10 @@ class Chains:
     """The state of M chains of slots, each at its own position.
 
     Args:
-        rows: (M, L, d) KV rows of L consecutive slots of each chain, those of earlier slots filled in.
-        slots: (M, L) int32, their numbers; negative for none.
-        place: which of the L slots runs next.
-        window: slots that one attends to, itself included.
+        rows: (M, L, d) KV rows of L consecutive slots of each chain.
+        slots: (M, L) int32, the slots' numbers; negative for none.
+        place: which of the L slots runs next; the rows before it are known.
+        window: slots that a slot attends to, itself included.
     """
 
     def __init__(self, rows: mx.array, slots: mx.array, place: int, window: int) -> None:
@@ -41,16 +41,9 @@ class MTPAttention(Attention):
     """Window-only attention, also for one slot of each of many chains."""
 
     def attend(self, x: mx.array, chains: Chains) -> mx.array:
-        """Attends each chain's next slot to the chain's rows and writes its own row.
+        """Writes the row of each chain's next slot, x (M, 1, H), and attends the slot to the chain's rows: (M, 1, H).
 
         Chains are rows of one matrix product instead of a batch of products of one row.
-
-        Args:
-            x: (M, 1, H) normalized input.
-            chains: their state; the caller moves ``place`` on.
-
-        Returns:
-            (M, 1, H).
         """
         chains.write(self.rows(x, chains.position))
         rows = chains.rows
@@ -84,16 +77,7 @@ class MTPStage(Block):
         return self.attn.rows(self.attn_norm(x), offset)
 
     def chained(self, joined: mx.array, tokens: mx.array, chains: Chains) -> mx.array:
-        """Runs the next slot of each of M chains.
-
-        Args:
-            joined: (M, 1, N, H) input streams.
-            tokens: (M, 1) ids.
-            chains: their state, moved on by one slot.
-
-        Returns:
-            Output streams (M, 1, N, H).
-        """
+        """Runs the next slot of each of M chains: input streams (M, 1, N, H), tokens (M, 1) -> output streams."""
         output = self.run(joined, tokens, lambda x: self.attn.attend(x, chains))
         chains.place += 1
         return output

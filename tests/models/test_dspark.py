@@ -376,6 +376,7 @@ def test_every_key_of_the_drafter_is_needed(target: Model, folder: Path, key: st
         ("dspark_noise_token_id", 96, "wanted an integer from 0 below 96, got 96"),
         ("dspark_confidence_input", "norm", "wanted pre_norm or post_norm, got 'norm'"),
         ("dspark_num_experts_per_tok", 9, "must lie in 1..n_routed_experts (6), got 9"),
+        ("dspark_n_routed_experts", "6", "wanted an integer from 1 up, got '6'"),
     ],
 )
 def test_values_that_do_not_fit_are_named(target: Model, folder: Path, key: str, value: object, wanted: str) -> None:

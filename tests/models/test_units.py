@@ -174,7 +174,7 @@ WIDTH = 4
 
 
 def make_compressor(ratio: int, overlap: bool) -> Compressor:
-    compressor = Compressor(6, WIDTH, ratio, overlap, 1e-6, Rotary(2, 100.0))
+    compressor = Compressor(tiny_config(hidden_size=6), WIDTH, ratio, overlap, Rotary(2, 100.0), None)
     halves = 2 if overlap else 1
     compressor.wkv.weight = normal(halves * WIDTH, 6)
     compressor.wgate.weight = normal(halves * WIDTH, 6, seed=1)

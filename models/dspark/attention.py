@@ -1,11 +1,8 @@
-"""The stages of DSpark: V4 blocks whose attention sees injected context rows and the whole drafted block."""
+"""Attention over injected context rows and the whole drafted block."""
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from models.deepseek_v4.attention import AttentionProjections
-from models.deepseek_v4.block import Block
-from models.dspark.config import DSparkConfig
 
 
 class DSparkAttention(AttentionProjections):
@@ -22,16 +19,13 @@ class DSparkAttention(AttentionProjections):
         context: mx.array | None,
         is_context: mx.array | None = None,
     ) -> mx.array:
-        """Attends every row of a block to all context rows and all rows of the block.
+        """Attends every row of x (B, G, H) to all context rows and all rows of its block: (B, G, H).
 
         Args:
-            x: (B, G, H) normalized input.
+            x: normalized input.
             position: of the block's first row; (B,) int32 for one per block.
             context: (B, C, d) from `rows`, or None.
             is_context: (B, C) bool, false for padding; None if there is none.
-
-        Returns:
-            (B, G, H).
         """
         _, queries = self.queries(x, position)
         rows = self.rows(x, position)
@@ -43,20 +37,3 @@ class DSparkAttention(AttentionProjections):
             logits = mx.where(is_key[:, None, None], logits, -mx.inf)
         attended = self.weights(logits).astype(rows.dtype) @ rows[:, None]
         return self.project(attended, position)
-
-
-class DSparkStage(Block):
-    """A V4 block with DSpark's attention."""
-
-    def __init__(self, config: DSparkConfig) -> None:
-        super().__init__(config.block, DSparkAttention(config.block, is_compressed=False))
-
-
-class FirstStage(DSparkStage):
-    """The stage that also fuses the target's features."""
-
-    def __init__(self, config: DSparkConfig) -> None:
-        super().__init__(config)
-        hidden = config.block.hidden_size
-        self.main_proj = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
-        self.main_norm = nn.RMSNorm(hidden, eps=config.block.rms_norm_eps)
