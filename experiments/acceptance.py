@@ -34,6 +34,7 @@ from experiments.evaluation.walk import walk
 from experiments.results import write_json
 from experiments.settings import default_dtype, texts
 from models import ModelError, load_model
+from models.deepseek_v4.moe import evaluate_every_expert
 from spec.errors import UserError
 from spec.measure.environment import describe
 from spec.measure.repetition import repeated_ngram_share
@@ -226,7 +227,7 @@ def main(config: DictConfig) -> None:
     )
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)
-    target.train()  # evaluates every expert at once: faster for wide passes of a small model
+    evaluate_every_expert(target)
     drafters = [make_drafter(name, entry, target) for name, entry in entries.items()]
     console = Console(width=None if Console().is_terminal else 180)
     measured = measure(continuations, drafters, target, console)

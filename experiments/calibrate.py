@@ -39,6 +39,7 @@ from experiments.pair.training.export import update_config
 from experiments.results import write_json
 from experiments.settings import default_dtype, texts
 from models import ModelError, load_dspark, load_model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.dspark.config import CALIBRATIONS
 from models.loading import find_checkpoint
 from spec.errors import UserError
@@ -219,7 +220,7 @@ def main(config: DictConfig) -> None:
     console = Console(width=None if Console().is_terminal else 150)
     dtype = config.dtype or default_dtype()
     target = load_model(config.target, dtype)
-    target.train()  # evaluates every expert at once: faster for wide passes of a small model
+    evaluate_every_expert(target)
     network = load_dspark(path, target=target, quant=config.quant)
     prepare(network, target)
     results, scored = {}, {}

@@ -1,5 +1,5 @@
-"""The one exception for input that a user can mend."""
+"""The exception for unusable input."""
 
 
 class ModelError(ValueError):
-    """A checkpoint, tokenizer or option that cannot be used; its message says wanted, got and remedy in one line."""
+    """A checkpoint, tokenizer or option cannot be used. The one-line message says what was wanted, found, and to do."""

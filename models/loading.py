@@ -1,25 +1,56 @@
-"""``load(path) -> (model, tokenizer)``: a DeepSeek-V4 checkpoint folder becomes a target that runs."""
+"""Loads a DeepSeek-V4 target and its tokenizer from a checkpoint folder."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_tokenizer
-from transformers import PretrainedConfig
 
+from models.deepseek_v4.checkpoint import load_weights
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.model import Model
 from models.errors import ModelError
-from models.formats.checkpoint import TensorHeader, census, expected_tensors, load_weights, read_headers
+from models.formats.checkpoint import TensorHeader, read_headers
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 DRAFTER_PREFIX = "mtp."  # a checkpoint keeps its drafter's tensors beside the target's, under this prefix
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
+def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, "TokenizerWrapper"]:
+    """Loads a target and its tokenizer.
+
+    Args:
+        path: folder with ``config.json`` (``model_type: deepseek_v4``), ``*.safetensors`` and tokenizer files, named as
+            in the DeepSeek-V4 checkpoints. Relative paths also find what ships: ``models/pretrained/tiny``.
+        dtype: "float32", "bfloat16" or "float16" for the weights; None keeps the checkpoint's.
+
+    Returns:
+        The model and mlx-lm's tokenizer wrapper.
+
+    Raises:
+        ModelError: the folder, its configuration, its tensors or its tokenizer cannot be used.
+    """
+    folder = find_checkpoint(path)
+    # The tokenizer first: it is small, and its faults are then reported before large weights are read.
+    tokenizer = load_matching_tokenizer(folder, read_target_config(folder).vocab_size)
+    return load_model(folder, dtype), tokenizer
+
+
+def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
+    """Loads a target without its tokenizer; see `load`."""
+    folder, dtype = find_checkpoint(path), parse_dtype(dtype)
+    model = Model(read_target_config(folder))
+    headers = {name: header for name, header in read_headers(folder).items() if not name.startswith(DRAFTER_PREFIX)}
+    load_weights(model, headers, dtype, folder, "target")
+    model.path = str(folder)
+    return model.eval()
+
+
 def find_checkpoint(path: str | Path) -> Path:
-    """The folder of a checkpoint: as given, or, for what ships with the library, relative to its root.
+    """The folder of a checkpoint: the path as given, or else relative to the library's root.
 
     Raises:
         ModelError: there is no such folder, or it has no config.json.
@@ -33,15 +64,11 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
-
-    Raises:
-        ModelError: it is no JSON object.
-    """
+    """The folder's config.json; a `ModelError` if it is no JSON object."""
     file = folder / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"{file}: wanted a JSON object of the model's sizes, got {type(values).__name__}")
@@ -49,11 +76,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_target_config(folder: Path) -> DeepseekV4Config:
-    """The target that the folder's config.json describes.
-
-    Raises:
-        ModelError: it describes none.
-    """
+    """The target that the folder's config.json describes; a `ModelError` if that is no DeepSeek-V4."""
     values = read_config(folder)
     if values.get("model_type") != "deepseek_v4":
         raise ModelError(f"{folder}: wanted model_type deepseek_v4 in config.json, got {values.get('model_type')!r}")
@@ -64,11 +87,7 @@ def read_target_config(folder: Path) -> DeepseekV4Config:
 
 
 def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
-    """A dtype from its name.
-
-    Raises:
-        ModelError: the name is unknown.
-    """
+    """The dtype of a name; a `ModelError` if it is not in `DTYPES`."""
     if dtype is None or isinstance(dtype, mx.Dtype):
         return dtype
     if dtype not in DTYPES:
@@ -76,23 +95,8 @@ def parse_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
     return DTYPES[dtype]
 
 
-def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
-    """The target alone, without its tokenizer; arguments and errors as `load`."""
-    folder, dtype = find_checkpoint(path), parse_dtype(dtype)
-    model = Model(read_target_config(folder))
-    headers = {name: header for name, header in read_headers(folder).items() if not name.startswith(DRAFTER_PREFIX)}
-    census(expected_tensors(model), headers, folder, "target")
-    load_weights(model, headers, dtype)
-    model.path = str(folder)
-    return model.eval()
-
-
 def find_drafter(path: str | Path | None, target: Model) -> tuple[Path, dict[str, TensorHeader]]:
-    """The folder of a drafter's checkpoint and the headers of the drafter's tensors.
-
-    Args:
-        path: checkpoint folder; None for the one that the target came from.
-        target: the model that it drafts for.
+    """The folder of a drafter (by default its target's), and the headers of the drafter's tensors in it.
 
     Raises:
         ModelError: there is no folder, or no drafter in it.
@@ -106,36 +110,20 @@ def find_drafter(path: str | Path | None, target: Model) -> tuple[Path, dict[str
     return folder, headers
 
 
-def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, TokenizerWrapper]:
-    """Loads a target and its tokenizer from a folder in the layout of the DeepSeek-V4 checkpoints.
-
-    Args:
-        path: folder with ``config.json`` (``model_type: deepseek_v4``), ``*.safetensors`` and tokenizer files.
-        dtype: "float32", "bfloat16" or "float16" for the weights; None keeps the checkpoint's.
-
-    Returns:
-        The model in evaluation mode and mlx-lm's tokenizer wrapper.
+def load_matching_tokenizer(folder: Path, vocab_size: int) -> "TokenizerWrapper":
+    """Loads the folder's tokenizer.
 
     Raises:
-        ModelError: the folder, its configuration, its tensors or its tokenizer do not fit; nothing is half-loaded.
+        ModelError: there is none, it cannot be read, or it has ids outside the model's vocabulary.
     """
-    folder = find_checkpoint(path)
-    # The tokenizer is small: its faults are told before the weights, which may be large, are read.
-    tokenizer = load_matching_tokenizer(folder, read_target_config(folder).vocab_size)
-    return load_model(folder, dtype), tokenizer
+    from mlx_lm.utils import load_tokenizer
+    from transformers import PretrainedConfig
 
-
-def load_matching_tokenizer(folder: Path, vocab_size: int) -> TokenizerWrapper:
-    """The folder's tokenizer.
-
-    Raises:
-        ModelError: there is none, it cannot be read, or it has ids that the vocabulary does not.
-    """
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} holds no tokenizer.json: copy the checkpoint's tokenizer files beside its weights")
     try:
-        # An empty configuration, since transformers would read config.json for the tokenizer's class and refuse models
-        # that its own DeepSeek-V4 does not cover; the class stands in tokenizer_config.json.
+        # With an empty configuration transformers takes the class from tokenizer_config.json. Left alone it would read
+        # config.json and refuse compression ratios that its own DeepSeek-V4 does not have.
         tokenizer = load_tokenizer(folder, {"config": PretrainedConfig()})
         largest = max(tokenizer.get_vocab().values(), default=-1)
     except Exception as error:  # the tokenizers package raises plain Exception for a file that it cannot read

@@ -1,4 +1,4 @@
-"""Quantizing a drafter's matrices after it is loaded."""
+"""Quantization of a drafter's matrices after loading."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -7,25 +7,15 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from models.errors import ModelError
 
-GROUP_SIZE = 32  # divides every matrix of the shipped drafters, and is what mxfp4 and mxfp8 prescribe
-FORMATS = {
-    "q8": {"bits": 8, "mode": "affine"},
-    "q6": {"bits": 6, "mode": "affine"},
-    "q4": {"bits": 4, "mode": "affine"},
-    "q3": {"bits": 3, "mode": "affine"},
-    "q2": {"bits": 2, "mode": "affine"},
-    "mxfp8": {"bits": 8, "mode": "mxfp8"},
-    "mxfp4": {"bits": 4, "mode": "mxfp4"},
+GROUP_SIZE = 32  # what mxfp4 and mxfp8 prescribe; it divides every matrix of the shipped drafters
+FORMATS = {f"q{bits}": {"bits": bits, "mode": "affine"} for bits in (8, 6, 4, 3, 2)} | {
+    f"mxfp{bits}": {"bits": bits, "mode": f"mxfp{bits}"} for bits in (8, 4)
 }
-PLAIN_NAMES = ("wo_a", "confidence_head.proj")  # used as arrays: by group, and in float32
+PLAIN_NAMES = ("wo_a", "confidence_head.proj")  # their weights are used as arrays: by group, and in float32
 
 
 def check_format(quant: str | None) -> None:
-    """Refuses an unknown format before anything is loaded.
-
-    Raises:
-        ModelError: there is no such format.
-    """
+    """Raises a `ModelError` unless a format is None or in `FORMATS`."""
     if quant is not None and quant not in FORMATS:
         raise ModelError(
             f"drafter.quant: wanted null (weights as stored) or one of {', '.join(FORMATS)}, got {quant!r}"
@@ -33,23 +23,16 @@ def check_format(quant: str | None) -> None:
 
 
 def quantize(network: nn.Module, quant: str | None) -> None:
-    """Quantizes a network's linear layers, experts and token tables in place.
-
-    Norms, gates, hyper-connections and the few matrices of `PLAIN_NAMES` stay as they are, and so does the embedding
-    and head that a drafter shares with its target.
-
-    Args:
-        network: evaluated parameters.
-        quant: a name of `FORMATS`, in groups of 32 along the input; None leaves the network alone.
+    """Quantizes a network's linear layers, experts and token tables, except `PLAIN_NAMES`, in place; None does nothing.
 
     Raises:
-        ModelError: the format is unknown, or a matrix's input is no multiple of 32.
+        ModelError: the format is unknown, or a matrix's number of inputs is no multiple of `GROUP_SIZE`.
     """
     check_format(quant)
     if quant is None:
         return
 
-    def is_quantised(name: str, module: nn.Module) -> bool:
+    def is_quantized(name: str, module: nn.Module) -> bool:
         if not isinstance(module, nn.Linear | SwitchLinear | nn.Embedding) or name.endswith(PLAIN_NAMES):
             return False
         if module.weight.shape[-1] % GROUP_SIZE:
@@ -59,36 +42,26 @@ def quantize(network: nn.Module, quant: str | None) -> None:
             )
         return True
 
-    nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantised, **FORMATS[quant])
+    nn.quantize(network, group_size=GROUP_SIZE, class_predicate=is_quantized, **FORMATS[quant])
 
 
 def dequantize(network: nn.Module, dtype: mx.Dtype) -> None:
-    """Puts plain layers with the quantized weights' values in the places of a network's quantized layers.
+    """Replaces a network's quantized layers by plain ones of a dtype with the same values, in place.
 
-    For passes of many rows: products with quantized matrices are made for few (on a CPU they are never faster).
-
-    Args:
-        network: changed in place. dtype: of the plain weights.
+    Plain products are faster in passes of many rows, and on a CPU in any.
     """
 
     def plain(module: nn.Module) -> nn.Module:
-        if not isinstance(module, nn.QuantizedLinear | QuantizedSwitchLinear | nn.QuantizedEmbedding):
-            return module
-        weight = mx.dequantize(
-            module.weight,
-            module.scales,
-            module.get("biases"),
-            group_size=module.group_size,
-            bits=module.bits,
-            mode=module.mode,
-        ).astype(dtype)
         if isinstance(module, nn.QuantizedEmbedding):
             made: nn.Module = nn.Embedding(1, 1)
         elif isinstance(module, QuantizedSwitchLinear):
             made = SwitchLinear(1, 1, 1, bias=False)
-        else:
+        elif isinstance(module, nn.QuantizedLinear):
             made = nn.Linear(1, 1, bias=False)
-        made.weight = weight
+        else:
+            return module
+        form = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+        made.weight = mx.dequantize(module.weight, module.scales, module.get("biases"), **form).astype(dtype)
         return made
 
     network.update_modules(tree_map(plain, network.leaf_modules(), is_leaf=lambda value: isinstance(value, nn.Module)))

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from spec import Context, CostTable, TargetSession
 from spec.measure.environment import backend
-from spec.programs.frame import run
+from spec.programs.frame import CONFIGS, run
 from spec.programs.parts import as_yaml, load_drafter, load_target
 from spec.prompts import encode, load_prompts
 from spec.protocols import Drafter

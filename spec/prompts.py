@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from spec.errors import UserError
 from spec.values import checked_arguments
@@ -32,7 +32,9 @@ class Prompt:
 
 
 @checked_arguments("prompts")
-def load_prompts(paths: Sequence[str], *, name: str, limit: Annotated[int | None, Field(ge=1)] = None) -> list[Prompt]:
+def load_prompts(
+    paths: SkipValidation[Sequence[str]], *, name: str, limit: Annotated[int | None, Field(ge=1)] = None
+) -> list[Prompt]:
     """Reads prompt files. A row holds ``prompt`` (a text) or ``turns`` (a list of texts), and perhaps ``id`` and
     ``class``.
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from models.dspark import DSparkConfig, Network
-from models.formats.checkpoint import checkpoint_tensors
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.dspark import DSparkConfig, DSparkNetwork
 from tests.random_models import random_model, random_mtp, tiny_config
 from tests.spec.tiny_text import save_tokenizer
 
@@ -28,7 +28,7 @@ DRAFTER = {
 def write_checkpoint(folder: Path) -> None:
     """Fills a folder in the layout of what ships."""
     target = random_model(tiny_config(**SIZES))
-    network = Network(DSparkConfig.from_dict(DRAFTER, target.args, stages=2), target)
+    network = DSparkNetwork(DSparkConfig.from_dict(DRAFTER, target.args, stages=2), target)
     keys = iter(mx.random.split(mx.random.key(5), 1000))
     network.update(
         tree_map_with_path(

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 from models.deepseek_v4 import DeepseekV4Config, Model
 from models.deepseek_v4.config import YarnScaling
-from models.mtp import Network as MTPNetwork
+from models.mtp import MTPNetwork
 
 TINY = {
     "vocab_size": 48,
@@ -41,7 +41,7 @@ def tiny_config(**changes: object) -> DeepseekV4Config:
 
 
 def random_model(config: DeepseekV4Config | None = None, seed: int = 0) -> Model:
-    """A model in evaluation mode whose every parameter is random."""
+    """A model whose every parameter is random."""
     model = Model(config or tiny_config())
     fill_randomly(model, model.args, seed)
     return model
@@ -55,7 +55,7 @@ def random_mtp(target: Model, seed: int = 3, config: DeepseekV4Config | None = N
 
 
 def fill_randomly(model: nn.Module, config: DeepseekV4Config, seed: int) -> None:
-    """Random parameters in the sizes that trained ones have, and evaluation mode.
+    """Random parameters in the sizes that trained ones have.
 
     Tables, sinks, position biases and hyper-connection bases are far from zero: zeros there would hide errors.
     """
@@ -84,7 +84,6 @@ def fill_randomly(model: nn.Module, config: DeepseekV4Config, seed: int) -> None
         weights.append((name, value))
     model.load_weights(weights)
     mx.eval(model.parameters())
-    model.eval()
 
 
 def random_tokens(count: int, vocab_size: int = TINY["vocab_size"], batch: int = 1, seed: int = 0) -> mx.array:

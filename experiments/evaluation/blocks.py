@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from experiments.evaluation.coupling import CoupledChain, RecordedBatch
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec.drafters import NoneDrafter
 from spec.rounds import Admits, Context, Proposal
 
@@ -34,7 +34,7 @@ class DraftedBlocks:
 
 
 def draft_everywhere(
-    network: Network,
+    network: DSparkNetwork,
     tokens: mx.array,
     features: mx.array | None,
     anchors: Sequence[range],
@@ -43,7 +43,7 @@ def draft_everywhere(
     """Drafts at every anchor as `spec.DSparkDrafter` would there.
 
     Args:
-        network: in evaluation mode or in training mode, which evaluates every expert (faster for wide passes).
+        network: the drafter.
         tokens: (B, S) int32.
         features: (B, S, L*H) of the target at the network's tapped_layers; None where it has none.
         anchors: for each sequence the positions of its anchors.

@@ -35,7 +35,7 @@ class RecordedBatch:
 
 
 class CoupledChain:
-    """Chooses the drafts of A blocks, row after row: the ``choose`` of `models.dspark.Network.draft`.
+    """Chooses the drafts of A blocks, row after row: the ``choose`` of `models.dspark.DSparkNetwork.draft`.
 
     Args:
         truth: (A, G) int32, the recorded tokens after the anchors.

@@ -8,6 +8,7 @@ import mlx.core as mx
 from omegaconf import DictConfig, OmegaConf
 
 from models.deepseek_v4 import Model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.quantization import dequantize
 from spec.drafters import DSparkDrafter
 from spec.errors import UserError
@@ -73,7 +74,7 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> DrafterEntry:
 def prepare(network: Any, target: Model) -> None:
     """Makes a DSpark network fast for many blocks at once; results change by rounding only."""
     dequantize(network, target.embed.weight.dtype)
-    network.train()  # evaluates every expert at once
+    evaluate_every_expert(network)
 
 
 class Features:

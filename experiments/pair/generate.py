@@ -28,6 +28,7 @@ from experiments.results import write_json
 from experiments.settings import default_dtype, parse_shard
 from models import ModelError, load
 from models.deepseek_v4 import LayerCache, Model
+from models.deepseek_v4.moe import evaluate_every_expert
 from models.formats.checkpoint import read_headers
 from models.loading import DRAFTER_PREFIX, find_checkpoint
 from spec.errors import UserError
@@ -209,8 +210,8 @@ def main(config: DictConfig) -> None:
     shares = check(config)
     dtype = config.dtype or default_dtype()
     model, tokenizer = load(config.target, dtype)
-    # Training mode evaluates every expert at once: on a GPU three plain products instead of a gather a token.
-    model.train(backend() != "cpu")
+    # On a GPU three plain products instead of a gather a token.
+    evaluate_every_expert(model, backend() != "cpu")
     source, digest = make_source(config, shares, model.args.vocab_size, tokenizer)
     settings = {
         "target": target_sha256(find_checkpoint(config.target)),

@@ -28,9 +28,9 @@ from experiments.pair.training.judging import BlockComparison, DSparkLossWeights
 from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import Model
-from models.deepseek_v4.probe import Probe
-from models.dspark import DSparkConfig, Network
-from models.formats.checkpoint import checkpoint_tensors
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.deepseek_v4.probe import observing
+from models.dspark import DSparkConfig, DSparkNetwork
 from spec.errors import UserError
 from spec.programs.frame import run
 
@@ -42,9 +42,7 @@ class DSparkBlockComparison(BlockComparison):
     confidence_logits: mx.array
 
 
-def judge_blocks(
-    network: Network, target: Model, tokens: mx.array, anchors: mx.array, probe: Probe | None = None
-) -> DSparkBlockComparison:
+def judge_blocks(network: DSparkNetwork, target: Model, tokens: mx.array, anchors: mx.array) -> DSparkBlockComparison:
     """Runs a block at each anchor and compares it with the target, teacher-forced.
 
     Args:
@@ -63,7 +61,7 @@ def judge_blocks(
     context = [rows.reshape(batch * length, -1)[index] for rows in network.context_rows(features)]
     row = (start + anchors).reshape(-1, 1) + mx.arange(gamma)  # (M, G): where the target predicts what row k drafts
     previous, truth = flat_tokens[row], flat_tokens[row + 1]
-    block = network.block(previous[:, 0], anchors.reshape(-1), context, is_context, probe)
+    block = network.block(previous[:, 0], anchors.reshape(-1), context, is_context)
     embedded = network.markov_head.embed(previous)
     drafted = block.logits + network.markov_head.bias(embedded)
     judged = compare(drafted, logits.reshape(batch * length, -1)[row], truth)
@@ -71,7 +69,7 @@ def judge_blocks(
 
 
 def loss_function(
-    network: Network,
+    network: DSparkNetwork,
     target: Model,
     weights: DSparkLossWeights,
     parameters: dict[str, Any],
@@ -82,8 +80,8 @@ def loss_function(
 ) -> tuple[mx.array, dict[str, Any]]:
     """The paper's loss over all blocks; arguments as `judge_blocks`."""
     fill(network, parameters, biases)
-    probe = Probe()
-    judged = judge_blocks(network, target, tokens, anchors, probe)
+    with observing(network) as probe:
+        judged = judge_blocks(network, target, tokens, anchors)
     loss, auxiliary = block_loss(judged, weights, probe)
     label = mx.stop_gradient(judged.overlap)
     entropies = nn.losses.binary_cross_entropy(judged.confidence_logits, label, reduction="none")
@@ -101,7 +99,7 @@ def main(config: DictConfig) -> None:
         drafter = DSparkConfig.from_dict(values, target.args, config.stages)
     except ValueError as error:
         raise UserError(f"model.{error}") from error
-    network = Network(drafter, target)
+    network = DSparkNetwork(drafter, target)
     loss = partial(loss_function, network, target, instantiate(config.weights))
 
     def export() -> None:

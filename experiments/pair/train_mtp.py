@@ -26,16 +26,16 @@ from experiments.pair.training.judging import BlockComparison, LossWeights, bloc
 from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import DeepseekV4Config, Model
-from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.deepseek_v4.probe import observing
 from models.loading import find_checkpoint, read_config
-from models.mtp import Network, block_config
+from models.mtp import MTPNetwork, block_config
 from spec.errors import UserError
 from spec.programs.frame import run
 
 
 def judge_chains(
-    network: Network, target: Model, tokens: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
+    network: MTPNetwork, target: Model, tokens: mx.array, anchors: mx.array, depth: int
 ) -> BlockComparison:
     """Runs a chain at each anchor and compares it with the target, teacher-forced.
 
@@ -47,7 +47,7 @@ def judge_chains(
     batch, length = tokens.shape
     logits, streams = target(tokens, tapped_layers=network.tapped_layers)
     logits, streams = mx.stop_gradient(logits), mx.stop_gradient(streams)
-    drafted = network.chains(tokens, streams, anchors, depth, probe)
+    drafted = network.chains(tokens, streams, anchors, depth)
     # (M, G) in the flattened batch: where the target predicts what step k drafts
     row = (mx.arange(batch)[:, None] * length + anchors).reshape(-1, 1) + mx.arange(depth)
     wanted, truth = logits.reshape(batch * length, -1)[row], tokens.reshape(-1)[row + 1]
@@ -55,7 +55,7 @@ def judge_chains(
 
 
 def loss_function(
-    network: Network,
+    network: MTPNetwork,
     target: Model,
     weights: LossWeights,
     depth: int,
@@ -67,8 +67,8 @@ def loss_function(
 ) -> tuple[mx.array, dict[str, Any]]:
     """The loss over all chains; arguments as `judge_chains`."""
     fill(network, parameters, biases)
-    probe = Probe()
-    judged = judge_chains(network, target, tokens, anchors, depth, probe)
+    with observing(network) as probe:
+        judged = judge_chains(network, target, tokens, anchors, depth)
     return block_loss(judged, weights, probe)
 
 
@@ -89,7 +89,7 @@ def check_sizes(config: DictConfig, target: DeepseekV4Config) -> DeepseekV4Confi
         raise UserError(f"model: {error}") from error
 
 
-def export(network: Network, target_folder: Path, destination: Path) -> None:
+def export(network: MTPNetwork, target_folder: Path, destination: Path) -> None:
     """Writes the block as bfloat16 shards, with the configuration of the target that it belongs to."""
     config = network.config
     values = {name: value for name, value in read_config(target_folder).items() if not name.startswith("dspark_")}
@@ -111,7 +111,7 @@ def main(config: DictConfig) -> None:
         )
     group = start(config)
     target = load_frozen_target(source, config.plan.dtype)
-    network = Network(target, config=check_sizes(config, target.args))
+    network = MTPNetwork(target, config=check_sizes(config, target.args))
     loss = partial(loss_function, network, target, instantiate(config.weights), config.depth)
     judge = partial(judge_chains, network, target, depth=config.depth)
     train_drafter(network, config.depth, loss, judge, config, group, partial(export, network, source, destination))

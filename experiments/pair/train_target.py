@@ -28,8 +28,9 @@ from experiments.pair.training.parallel import rank_of, wait_for_all
 from experiments.pair.training.startup import start
 from models import ModelError
 from models.deepseek_v4 import DeepseekV4Config, Model
-from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import observing
 from spec.programs.frame import run
 
 
@@ -44,8 +45,8 @@ def loss_function(
     """
     model.update(parameters)
     set_biases(model.layers, biases)
-    probe = Probe(is_dense=is_dense)
-    logits = model(tokens, probe=probe)[:, :-1]
+    with observing(model, is_dense) as probe:
+        logits = model(tokens)[:, :-1]
     cross_entropy = nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
     alignment = mx.stack(probe.alignment).mean() if probe.alignment else mx.array(0.0)
     load = {str(layer): value for layer, value in probe.load.items()}
@@ -66,7 +67,7 @@ def main(config: DictConfig) -> None:
     folder, destination = Path(config.folder), Path(config.destination)
     group = start(config)
     initialize(model, config.model.num_hidden_layers, config.seed)
-    model.train()
+    evaluate_every_expert(model)
     tokens = load_tokens(config.data.train)
     held_out = load_tokens(config.data.valid)
     bytes_per_token = read_bytes_per_token(Path(config.data.summary), "valid")

@@ -1,10 +1,10 @@
-"""What a layer remembers: rows keyed by absolute position, so that rollback is a counter.
+"""The state of a layer: rows kept by absolute position, so that rollback only changes a counter.
 
-Every piece of a V4 layer's state is a function of per-token rows (raw KV, compressor rows, index compressor rows) or of
-a closed window of them. `RowRing` keeps recent rows at slot ``position mod capacity`` and never shifts them;
-`GrowingRows` keeps one row a closed window. Neither knows how many tokens are committed: `LayerCache.offset` does.
-Appending M tokens writes M rows; committing any prefix of them, or rolling back, only changes ``offset``. Rows past
-it are unreachable and overwritten when their position comes again.
+All state of a V4 layer is a function of per-token rows (raw KV, compressor rows, index compressor rows) or of complete
+windows of them. `RowRing` keeps the most recent rows at slot ``position mod capacity`` and never shifts them;
+`GrowingRows` keeps one row per complete window. Appending M tokens writes M rows. Committing a prefix of them, or
+rolling back, only changes `LayerCache.offset`: rows past it are never read, and are overwritten when their position is
+written again.
 """
 
 import mlx.core as mx
@@ -21,22 +21,17 @@ def _updated(rows: mx.array, update: mx.array, start: int) -> mx.array:
 
 
 class RowRing:
-    """The most recent rows by position.
+    """The most recent rows, by position, in ``rows`` (B, capacity, width), which is None at first.
 
-    Args:
-        capacity: rows kept.
-        width: entries a row.
-        dtype: dtype of the rows; None takes that of the first rows appended.
+    Without a dtype, they have that of the first rows appended.
     """
 
     def __init__(self, capacity: int, width: int, dtype: mx.Dtype | None = None) -> None:
-        self.capacity = capacity
-        self.width = width
-        self.dtype = dtype
-        self.rows: mx.array | None = None  # (B, capacity, width)
+        self.capacity, self.width, self.dtype = capacity, width, dtype
+        self.rows: mx.array | None = None
 
     def append(self, rows: mx.array, offset: int) -> None:
-        """Writes rows (B, T, width) of positions ``offset .. offset + T - 1``; of more than fit, the last are kept."""
+        """Writes rows (B, T, width) of positions ``offset ..``; if they exceed the capacity, the last ones."""
         count = min(rows.shape[1], self.capacity)
         if count == 0:
             return
@@ -51,7 +46,7 @@ class RowRing:
             self.rows = _updated(self.rows, rows[:, until_wrap:], 0)
 
     def before(self, offset: int, count: int) -> mx.array:
-        """Rows (B, count, width) of positions ``offset - count .. offset - 1``, in that order; count <= offset."""
+        """Rows (B, count, width) of positions ``offset - count .. offset - 1``, in order; count <= offset."""
         start = (offset - count) % self.capacity
         until_wrap = min(count, self.capacity - start)
         rows = self.rows[:, start : start + until_wrap]
@@ -61,11 +56,11 @@ class RowRing:
 
 
 class GrowingRows:
-    """One row a closed window, by window number, in a buffer that grows."""
+    """One row per complete window, in a buffer that grows; ``rows`` (B, allocated, width) is None at first."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.rows: mx.array | None = None  # (B, allocated, width)
+        self.rows: mx.array | None = None
 
     def write(self, rows: mx.array, first: int) -> None:
         """Writes rows (B, n, width) of windows ``first .. first + n - 1``."""
@@ -80,32 +75,25 @@ class GrowingRows:
         self.rows = _updated(self.rows, rows, first)
 
     def read(self, count: int) -> mx.array | None:
-        """The first rows, count rounded up to `ALIGNMENT` (what lies past count is zero or stale: mask it)."""
+        """The first rows, ``count`` rounded up to `ALIGNMENT`; rows past count are zero or stale and to be masked."""
         if count == 0:
             return None
         return self.rows[:, : -(-count // ALIGNMENT) * ALIGNMENT]
 
 
 class CompressorState:
-    """State of one compressor: per-token rows of the windows still needed, and one row a closed window.
-
-    Args:
-        ratio: tokens a window.
-        overlap: whether a window also reads its predecessor (CSA).
-        width: entries of a pooled row, d.
-        max_rollback: tokens that can be trimmed.
-    """
+    """State of one `Compressor`: token rows of windows that may still be pooled, and a row per complete window."""
 
     def __init__(self, ratio: int, overlap: bool, width: int, max_rollback: int) -> None:
         halves = 2 if overlap else 1
         self.ratio, self.halves = ratio, halves
-        # After a rollback the oldest row needed lies at most halves * ratio - 1 tokens back, and the newest
-        # row written lies max_rollback tokens ahead. Rows hold [k | score + ape] in float32, as the reference pools.
+        # After a rollback the oldest row needed is at most halves * ratio - 1 tokens back, and the newest row written
+        # max_rollback tokens ahead. Rows hold [k | score + ape] in float32, in which the reference pools.
         self.frontier = RowRing(halves * ratio - 1 + max_rollback, 2 * halves * width, mx.float32)
         self.pooled = GrowingRows(width)
 
     def reachable(self, offset: int) -> dict[str, mx.array]:
-        """Rows that a pass at ``offset`` can still read: tokens of windows not pooled for good, and pooled rows."""
+        """The rows that a pass at ``offset`` can read, by store."""
         closed = offset // self.ratio
         first = max((closed - self.halves + 1) * self.ratio, 0)
         return {
@@ -115,19 +103,19 @@ class CompressorState:
 
 
 class LayerCache:
-    """One layer's state, in mlx-lm's cache protocol (``offset, is_trimmable(), trim(n), state, meta_state``).
+    """The state of one layer, in mlx-lm's cache protocol.
 
-    Args:
-        config: the target's configuration.
-        layer: which layer.
-        max_rollback: how far behind the newest row written `trim` can go.
+    Attributes:
+        offset: committed tokens.
+        written: one past the newest position ever written.
+        max_rollback: how far behind ``written`` `trim` can go.
     """
 
     def __init__(self, config: DeepseekV4Config, layer: int, max_rollback: int) -> None:
         kind, ratio = config.kind(layer), config.compress_ratios[layer]
         self.max_rollback = max_rollback
         self.offset = 0
-        self.written = 0  # one past the newest position ever written: what bounds a rollback
+        self.written = 0
         self.window = config.sliding_window
         self.raw = RowRing(self.window - 1 + max_rollback, config.head_dim)
         self.compressor: CompressorState | None = None
@@ -139,26 +127,25 @@ class LayerCache:
                 self.indexer = CompressorState(ratio, overlap, config.index_head_dim, max_rollback)
 
     def advance(self, count: int) -> None:
-        """Counts tokens whose rows have all been written."""
+        """Commits tokens, once all of their rows have been written."""
         self.offset += count
         self.written = max(self.written, self.offset)
 
     def is_trimmable(self) -> bool:
-        """Whether `trim` can take anything back."""
+        """Whether `trim` can take any token back."""
         return self.max_rollback > 0
 
     def trim(self, n: int) -> int:
-        """Takes back the last n tokens exactly.
+        """Takes back the last n tokens, exactly.
 
-        Args:
-            n: tokens, 0 or more. The headroom counts from the newest row ever written: tokens that an earlier trim
-                took back use it up until they are overwritten.
+        The limit counts from the newest row ever written: tokens that an earlier trim took back use it up until they
+        are overwritten.
 
         Returns:
-            n, or the tokens there are if fewer.
+            The tokens taken back: n, or all there are if fewer.
 
         Raises:
-            ValueError: n is negative, or reaches further back than the headroom keeps.
+            ValueError: n is negative or exceeds the limit.
         """
         if n < 0:
             raise ValueError(f"cannot trim {n} tokens: wanted 0 or more; tokens that were taken back must be run again")
@@ -181,12 +168,7 @@ class LayerCache:
         return self.raw.rows is None
 
     def reachable_rows(self) -> dict[str, mx.array]:
-        """Every row that a later pass can read, in order of position, by store; what rounds must leave as it should be.
-
-        Returns:
-            (B, n, width) each, for ``raw``, and with compressors ``compressor frontier``, ``compressor pooled`` and the
-            indexer's.
-        """
+        """All rows that a later pass can read, (B, n, width) in order of position, by the name of their store."""
         rows = {"raw": self.raw.before(self.offset, min(self.offset, self.window - 1))}
         for kind, state in (("compressor", self.compressor), ("indexer", self.indexer)):
             if state is not None:
@@ -195,19 +177,16 @@ class LayerCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes allocated."""
         return sum(array.nbytes for array in self.state)
 
     def _stores(self) -> list[RowRing | GrowingRows]:
-        stores: list[RowRing | GrowingRows] = [self.raw]
-        for compressor in (self.compressor, self.indexer):
-            if compressor is not None:
-                stores += [compressor.frontier, compressor.pooled]
-        return stores
+        compressors = [state for state in (self.compressor, self.indexer) if state is not None]
+        return [self.raw, *(store for state in compressors for store in (state.frontier, state.pooled))]
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays that have been written, in a fixed order (`meta_state` says which). References, not copies."""
+        """The arrays written so far, in a fixed order. References, not copies: no array is changed in place."""
         return [store.rows for store in self._stores() if store.rows is not None]
 
     @state.setter
@@ -218,7 +197,7 @@ class LayerCache:
 
     @property
     def meta_state(self) -> tuple[str, str, str]:
-        """Offset, newest position written, and a 0/1 flag a store. Set it before `state`."""
+        """``offset``, ``written``, and for each store 0 or 1: whether `state` has its array. Set it before `state`."""
         flags = "".join("0" if store.rows is None else "1" for store in self._stores())
         return str(self.offset), str(self.written), flags
 

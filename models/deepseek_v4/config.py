@@ -7,34 +7,40 @@ from typing import Any
 
 from models.deepseek_v4.quantization import INDEX_BLOCK, KV_BLOCK
 
+FIXED = {
+    "model_type": "deepseek_v4",
+    "scoring_func": "sqrtsoftplus",
+    "n_shared_experts": 1,
+    "num_key_value_heads": 1,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+"""Keys of ``config.json`` that may have only one value, or be absent."""
+
 
 class LayerKind(StrEnum):
-    """How a layer attends beyond its sliding window."""
+    """What a layer attends to beside its sliding window."""
 
-    WINDOW = "window"  # raw rows of the sliding window only
-    CSA = "csa"  # compressed rows of an overlapping compressor, chosen by an indexer
-    HCA = "hca"  # all compressed rows of a non-overlapping compressor
+    WINDOW = "window"  # nothing
+    CSA = "csa"  # compressed rows of overlapping windows, chosen by an indexer
+    HCA = "hca"  # all compressed rows, of windows that do not overlap
 
 
 def _known_values(cls: type, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values that are fields of a dataclass; numbers and switches must be such (``prefix`` names them in errors).
-
-    Raises:
-        ValueError: a value is of another kind.
-    """
-    kinds = {int: (int,), float: (int, float), bool: (bool,)}
+    """The values that are fields of a dataclass; a ValueError (``prefix`` before the name) if one has another type."""
+    kinds = {int: ("an integer", (int,)), float: ("a number", (int, float)), bool: ("true or false", (bool,))}
     chosen = {field.name: values[field.name] for field in fields(cls) if field.name in values}
     for field in fields(cls):
-        kind = kinds.get(field.type)
-        if field.name in chosen and kind and type(chosen[field.name]) not in kind:
-            wanted = {int: "an integer", float: "a number", bool: "true or false"}[field.type]
-            raise ValueError(f"config key {prefix}{field.name}: wanted {wanted}, got {chosen[field.name]!r}")
+        if field.name in chosen and field.type in kinds:
+            wanted, types = kinds[field.type]
+            if type(chosen[field.name]) not in types:
+                raise ValueError(f"config key {prefix}{field.name}: wanted {wanted}, got {chosen[field.name]!r}")
     return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN's parameters (Peng et al. 2023); V4 applies them at every context length and scales no magnitude."""
+    """Parameters of YaRN (Peng et al. 2023), which V4 applies at every context length, without scaling magnitudes."""
 
     factor: float
     original_max_position_embeddings: int
@@ -43,10 +49,10 @@ class YarnScaling:
 
     @classmethod
     def from_dict(cls, values: Any) -> "YarnScaling | None":
-        """Reads ``rope_scaling``; None for none.
+        """Reads ``rope_scaling``, which may be None.
 
         Raises:
-            ValueError: it is not YaRN, or one of its keys is missing or no number.
+            ValueError: it is of another type than YaRN, or a key is missing or no number.
         """
         if values is None or isinstance(values, cls):
             return values
@@ -63,10 +69,13 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV4Config:
-    """Sizes and constants of one DeepSeek-V4 target. Field names are the checkpoint's.
+    """Sizes and constants of a DeepSeek-V4 model.
 
-    ``compress_ratios`` holds one entry a layer: 0 is a window-only layer, ``csa_ratio`` a CSA layer, any other
-    value an HCA layer of that ratio. Entries past ``num_hidden_layers`` belong to drafter blocks and are dropped.
+    ``compress_ratios`` has an entry per layer: 0 for a window-only layer, ``csa_ratio`` for a CSA layer, any other
+    value for an HCA layer. Entries past ``num_hidden_layers`` belong to drafters and are dropped.
+
+    Raises:
+        ValueError: the sizes do not fit one another.
     """
 
     vocab_size: int
@@ -116,41 +125,23 @@ class DeepseekV4Config:
                 f"num_experts_per_tok must lie in 1..n_routed_experts ({self.n_routed_experts}), "
                 f"got {self.num_experts_per_tok}"
             )
-        if self.simulate_quantization:
-            self._check_quantizable()
-
-    def _check_quantizable(self) -> None:
-        """Refuses sizes that the quantization simulation has no blocks for, before a pass meets them."""
-        unrotated = self.head_dim - self.qk_rope_head_dim
+        unrotated, width = self.head_dim - self.qk_rope_head_dim, self.index_head_dim
+        wanted = None
         if unrotated % KV_BLOCK:
-            raise ValueError(
-                f"simulate_quantization needs head_dim - qk_rope_head_dim in multiples of {KV_BLOCK}, got {unrotated}: "
-                "set simulate_quantization to false for this model"
-            )
-        width = self.index_head_dim
-        if width < INDEX_BLOCK or width & (width - 1):
-            raise ValueError(
-                f"simulate_quantization needs index_head_dim to be a power of two of at least {INDEX_BLOCK}, "
-                f"got {width}: set simulate_quantization to false for this model"
-            )
+            wanted = f"head_dim - qk_rope_head_dim in multiples of {KV_BLOCK}, got {unrotated}"
+        elif width < INDEX_BLOCK or width & (width - 1):
+            wanted = f"index_head_dim to be a power of two of at least {INDEX_BLOCK}, got {width}"
+        if self.simulate_quantization and wanted:
+            raise ValueError(f"simulate_quantization needs {wanted}: set simulate_quantization to false for this model")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DeepseekV4Config":
-        """Reads a ``config.json``; keys that this architecture does not use are ignored.
+        """Reads a ``config.json``, ignoring keys that the architecture does not have.
 
         Raises:
-            ValueError: a needed key is missing or has a value of another kind, or a key asks for a variant that V4
-                does not have.
+            ValueError: a key is missing, has a value of another type, or describes an architecture other than V4.
         """
-        fixed = {
-            "model_type": "deepseek_v4",
-            "scoring_func": "sqrtsoftplus",
-            "n_shared_experts": 1,
-            "num_key_value_heads": 1,
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-        }
-        for key, wanted in fixed.items():
+        for key, wanted in FIXED.items():
             if values.get(key, wanted) != wanted:
                 raise ValueError(f"config key {key}: wanted {wanted!r}, got {values[key]!r}; this is no DeepSeek-V4")
         chosen = _known_values(cls, values)
@@ -165,7 +156,7 @@ class DeepseekV4Config:
             raise ValueError(f"config.json does not describe a DeepSeek-V4 model: {error}") from error
 
     def kind(self, layer: int) -> LayerKind:
-        """The attention kind of a layer (0-based)."""
+        """The kind of a layer, counted from 0."""
         ratio = self.compress_ratios[layer]
         if ratio == 0:
             return LayerKind.WINDOW

@@ -1,4 +1,4 @@
-"""The lightning indexer: scores every compressed row for every query and chooses the top k (CSA layers)."""
+"""The lightning indexer of CSA layers: chooses the compressed rows that each query attends to."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,33 +11,30 @@ from models.deepseek_v4.rope import Rotary
 
 
 class Indexer(nn.Module):
-    """Index heads over keys of their own compressor."""
+    """Scores compressed rows by small attention heads over keys from a compressor of its own."""
 
     def __init__(self, config: DeepseekV4Config, ratio: int, rotary: Rotary) -> None:
         super().__init__()
         self.heads, self.width = config.index_n_heads, config.index_head_dim
-        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.width, bias=False)
-        self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
-        self.compressor = Compressor(
-            config.hidden_size, self.width, ratio, overlap=True, norm_eps=config.rms_norm_eps, rotary=rotary
-        )
-        self.topk = config.index_topk
         self._rotary = rotary
         self._rounding = round_index_rows if config.simulate_quantization else None
+        self.wq_b = nn.Linear(config.q_lora_rank, self.heads * self.width, bias=False)
+        self.weights_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
+        self.compressor = Compressor(config, self.width, ratio, True, rotary, self._rounding)
+        self.topk = config.index_topk
 
     def keys(self, x: mx.array, offset: int, state: CompressorState | None) -> mx.array | None:
-        """Advances the index compressor by x (B, T, H); returns keys (B, R, index_head_dim) or None."""
-        return self.compressor(x, offset, state, self._rounding)
+        """Keys (B, R, index_head_dim) of all completed windows; arguments as in `Compressor`."""
+        return self.compressor(x, offset, state)
 
     def scores(self, x: mx.array, latent: mx.array, keys: mx.array, offset: int) -> mx.array:
-        """How much each query wants each compressed row, unmasked.
+        """Scores every compressed row for every query, without a mask: (B, T, R) float32.
 
         Args:
-            x: (B, T, H) the layer's normed input. latent: (B, T, q_lora_rank) the attention's normed query latent.
-            keys: (B, R, index_head_dim). offset: position of the first query.
-
-        Returns:
-            (B, T, R) float32.
+            x: (B, T, H) the layer's normalized input.
+            latent: (B, T, q_lora_rank) from `AttentionProjections.queries`.
+            keys: (B, R, index_head_dim) from `keys`.
+            offset: position of the first query.
         """
         batch, count, _ = x.shape
         queries = self.wq_b(latent).reshape(batch, count, self.heads, self.width).swapaxes(1, 2)
@@ -50,10 +47,10 @@ class Indexer(nn.Module):
         return (positive * weights.swapaxes(1, 2)[..., None]).sum(axis=1)
 
     def choose(self, scores: mx.array) -> mx.array:
-        """The top-k rows of masked scores (B, T, R): indices (B, T, k) ascending; ties go to the earlier row.
+        """Indices (B, T, k), ascending, of the k highest masked scores (B, T, R); earlier rows win ties.
 
-        A stable sort, not a partition: the choice must not depend on how many masked rows follow, or a verify pass
-        could choose otherwise than a single step does.
+        A stable sort instead of a partition: the choice must not depend on how many masked rows follow, or a verify
+        pass could choose other rows than single steps do.
         """
         best = mx.argsort(-scores, axis=-1)[..., : self.topk]
         return mx.sort(best, axis=-1)

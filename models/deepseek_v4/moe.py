@@ -1,57 +1,57 @@
-"""The mixture of experts: hash- or score-routed experts and one shared expert.
+"""The mixture of experts: hash- or score-routed experts and one shared expert."""
 
-`MixtureOfExperts` computes the routed sum in one of three ways: by gathered products (the default), by products with
-copies of the chosen experts (where gathered products cannot run), or with every expert evaluated (in training).
-"""
+from collections.abc import Callable
+from typing import TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import SwitchGLU
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU
 
 from models.deepseek_v4.config import DeepseekV4Config
-from models.deepseek_v4.probe import Probe
 
-COPIED = 64  # tokens whose experts are copied at a time, see `_copied_experts`
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+COPIED = 64  # tokens whose experts are copied at a time, see `MixtureOfExperts._copied_experts`
 
 
 def can_gather(dtype: mx.Dtype) -> bool:
-    """Whether ``mx.gather_mm`` runs on the current device: on the CPU it is written for float32 only (mlx 0.32)."""
+    """Whether ``mx.gather_mm`` supports a dtype on the current device: on a CPU only float32 (mlx 0.32)."""
     return dtype == mx.float32 or mx.default_device().type != mx.DeviceType.cpu
 
 
 class ClampedSwiGLU(nn.Module):
-    """``silu(min(gate, limit)) * clip(up, -limit, limit)``: the gate is clamped above only."""
+    """``silu(min(gate, limit)) * clip(up, -limit, limit)``."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
         self.limit = limit
 
     def __call__(self, up: mx.array, gate: mx.array) -> mx.array:
-        """Two arrays of one shape -> the same shape."""
+        """Arrays of one shape -> the same shape."""
         return nn.silu(mx.minimum(gate, self.limit)) * mx.clip(up, -self.limit, self.limit)
 
 
 class Gate(nn.Module):
-    """Chooses experts and their weights.
+    """Chooses each token's experts and weights them.
 
-    Hash-routed layers look experts up by token id; others take the top k of score + bias. The weights come from the
-    scores without bias in both cases, sum to ``routed_scaling_factor``.
+    Hash-routed layers look experts up by token id; others take the k experts of the highest score + bias. In both the
+    weights are the scores without bias, scaled to sum to ``routed_scaling_factor``.
     """
 
-    def __init__(self, config: DeepseekV4Config, is_hash: bool) -> None:
+    def __init__(self, config: DeepseekV4Config, is_hash_routed: bool) -> None:
         super().__init__()
         self.weight = mx.zeros((config.n_routed_experts, config.hidden_size))
         self.topk = config.num_experts_per_tok
         self.scaling = config.routed_scaling_factor
-        if is_hash:
+        if is_hash_routed:
             self.tid2eid = mx.zeros((config.vocab_size, self.topk), dtype=mx.int64)
         else:
             self.bias = mx.zeros((config.n_routed_experts,))
-        # Neither has a gradient: the table is fixed and the bias is moved by the balancing rule.
+        # The table is fixed, and training moves the bias by a balancing rule: neither has a gradient.
         self.freeze(keys=["tid2eid", "bias"], strict=False)
 
     def __call__(self, x: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
-        """Args: x (B, T, H), tokens (B, T) ids. Returns: experts (B, T, k) and weights (B, T, k) float32."""
+        """Inputs (B, T, H) and token ids (B, T) -> experts (B, T, k) and weights (B, T, k) float32."""
         scores = mx.sqrt(nn.softplus(x.astype(mx.float32) @ self.weight.astype(mx.float32).T))
         if "tid2eid" in self:
             experts = self.tid2eid[tokens]
@@ -63,14 +63,15 @@ class Gate(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """The expert that every token passes; w1 gate, w3 up, w2 down."""
+    """The expert of every token; w1 is the gate, w3 up, w2 down."""
 
-    def __init__(self, hidden_size: int, inner_size: int, limit: float) -> None:
+    def __init__(self, config: DeepseekV4Config) -> None:
         super().__init__()
-        self.w1 = nn.Linear(hidden_size, inner_size, bias=False)
-        self.w2 = nn.Linear(inner_size, hidden_size, bias=False)
-        self.w3 = nn.Linear(hidden_size, inner_size, bias=False)
-        self.activation = ClampedSwiGLU(limit)
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        self.w1 = nn.Linear(hidden, inner, bias=False)
+        self.w2 = nn.Linear(inner, hidden, bias=False)
+        self.w3 = nn.Linear(hidden, inner, bias=False)
+        self.activation = ClampedSwiGLU(config.swiglu_limit)
 
     def __call__(self, x: mx.array) -> mx.array:
         """(B, T, H) -> (B, T, H)."""
@@ -78,45 +79,44 @@ class SharedExpert(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts plus the shared one.
+    """The weighted sum of each token's routed experts, plus the shared expert.
 
-    Args:
-        config: sizes.
-        is_hash: whether experts are looked up by token id.
+    Attributes:
+        evaluates_every_expert: run all experts on all tokens and weight most by zero, instead of gathering each token's
+            own; see `evaluate_every_expert`.
+        observer: called with the chosen experts (B, T, k) of every pass; set by `observing`.
     """
 
-    def __init__(self, config: DeepseekV4Config, is_hash: bool) -> None:
+    def __init__(self, config: DeepseekV4Config, is_hash_routed: bool) -> None:
         super().__init__()
-        self.gate = Gate(config, is_hash)
-        self.experts = SwitchGLU(
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.n_routed_experts,
-            activation=ClampedSwiGLU(config.swiglu_limit),
-        )
-        self.shared_experts = SharedExpert(config.hidden_size, config.moe_intermediate_size, config.swiglu_limit)
+        self.gate = Gate(config, is_hash_routed)
+        hidden, inner, activation = config.hidden_size, config.moe_intermediate_size, ClampedSwiGLU(config.swiglu_limit)
+        self.experts = SwitchGLU(hidden, inner, config.n_routed_experts, activation)
+        self.shared_experts = SharedExpert(config)
+        self.evaluates_every_expert = False
+        self.observer: Callable[[mx.array], None] | None = None
 
-    def __call__(self, x: mx.array, tokens: mx.array, probe: Probe | None = None, layer: int = 0) -> mx.array:
-        """Args: x (B, T, H), tokens (B, T). Returns: (B, T, H) in x's dtype, summed in float32."""
+    def __call__(self, x: mx.array, tokens: mx.array) -> mx.array:
+        """Inputs (B, T, H) and token ids (B, T) -> (B, T, H) in x's dtype, summed in float32."""
         experts, weights = self.gate(x, tokens)
-        if probe is not None and "bias" in self.gate:
-            probe.record_load(layer, experts, self.gate.weight.shape[0])
-        if self.training:
+        if self.observer is not None:
+            self.observer(experts)
+        if self.evaluates_every_expert:
             routed = self._every_expert(x, experts, weights)
         else:
-            each = self.experts(x, experts) if can_gather(x.dtype) else self._copied_experts(x, experts)
+            # Products with quantized matrices are gathered in every dtype.
+            is_gathered = can_gather(x.dtype) or isinstance(self.experts.gate_proj, QuantizedSwitchLinear)
+            each = self.experts(x, experts) if is_gathered else self._copied_experts(x, experts)
             routed = (each.astype(mx.float32) * weights[..., None]).sum(axis=-2)
         return (routed + self.shared_experts(x).astype(mx.float32)).astype(x.dtype)
 
     def _copied_experts(self, x: mx.array, experts: mx.array) -> mx.array:
-        """What ``self.experts`` gives, (B, T, k, H), by plain products with a copy of each token's experts.
+        """The result of ``self.experts``, (B, T, k, H), by plain products with a copy of each token's experts.
 
-        Tokens go in groups of `COPIED`, which bounds the copies in a long prefill.
+        In groups of `COPIED` tokens, which bounds the memory for copies in a long prefill.
         """
-        gate_proj, up_proj, down_proj = (
-            projection.weight.swapaxes(-1, -2)
-            for projection in (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
-        )
+        projections = (self.experts.gate_proj, self.experts.up_proj, self.experts.down_proj)
+        gate_proj, up_proj, down_proj = (projection.weight.swapaxes(-1, -2) for projection in projections)
         rows, chosen = x.reshape(-1, 1, 1, x.shape[-1]), experts.reshape(-1, experts.shape[-1])
         outputs = []
         for start in range(0, rows.shape[0], COPIED):
@@ -126,11 +126,7 @@ class MixtureOfExperts(nn.Module):
         return mx.concatenate(outputs).reshape(*experts.shape, x.shape[-1])
 
     def _every_expert(self, x: mx.array, experts: mx.array, weights: mx.array) -> mx.array:
-        """The same sum with every expert evaluated and most weights zero.
-
-        For training small models: two plain products instead of gathers, whose gradients are slow, at the price of
-        evaluating all E experts.
-        """
+        """The routed sum (B, T, H) float32, with all experts evaluated."""
         count, inner, hidden = self.experts.gate_proj.weight.shape
         gates = (mx.expand_dims(weights, -1) * (mx.expand_dims(experts, -1) == mx.arange(count))).sum(axis=-2)
         gate = x @ self.experts.gate_proj.weight.reshape(count * inner, hidden).T
@@ -138,3 +134,15 @@ class MixtureOfExperts(nn.Module):
         inside = self.experts.activation(up, gate).reshape(*x.shape[:-1], count, inner)
         inside = (inside * gates[..., None].astype(x.dtype)).flatten(-2)
         return (inside @ self.experts.down_proj.weight.swapaxes(1, 2).reshape(count * inner, hidden)).astype(mx.float32)
+
+
+def evaluate_every_expert(network: AnyModule, enabled: bool = True) -> AnyModule:
+    """Switches all of a network's mixtures to evaluating every expert, or back; returns the network.
+
+    Three plain products replace gathers, whose gradients are slow: faster in training and in wide passes of small
+    models. The sums are the same up to rounding. Quantized experts do not support it.
+    """
+    for module in network.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.evaluates_every_expert = enabled
+    return network

@@ -1,24 +1,24 @@
-"""The reference's quantization simulation: what its KV and index rows lose to fp8 and fp4. Off by default.
+"""Simulation of the reference's cache quantization: KV rows in fp8, index rows in fp4. Off by default.
 
-Source: DeepSeek-V4's inference kernels (``act_quant``, ``fp4_act_quant``): power-of-two scales per block.
+Source: DeepSeek-V4's inference kernels (``act_quant``, ``fp4_act_quant``), with a power-of-two scale per block.
 """
 
 import mlx.core as mx
 
-KV_BLOCK = 64  # fp8 block of the unrotated entries of KV and compressed rows
-INDEX_BLOCK = 32  # fp4 block of index rows
+KV_BLOCK = 64  # entries that share a scale in KV and compressed rows
+INDEX_BLOCK = 32  # and in index rows
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 
 
 def _block_scale(blocks: mx.array, largest: float, floor: float) -> mx.array:
-    """Power-of-two scale of each block (last axis), large enough that nothing saturates."""
+    """The smallest power-of-two scale of each block (last axis) at which nothing saturates."""
     amax = mx.maximum(mx.abs(blocks).max(axis=-1, keepdims=True), floor)
     return mx.power(2.0, mx.ceil(mx.log2(amax / largest)))
 
 
 def round_kv_rows(x: mx.array, rotated: int) -> mx.array:
-    """Rounds the unrotated entries of rows (..., d) to fp8 e4m3 in blocks of 64; the last ``rotated`` stay.
+    """Rounds rows (..., d) to fp8 e4m3 in blocks of 64, except for the last ``rotated`` entries.
 
     Raises:
         ValueError: d - rotated is no multiple of 64.
@@ -37,7 +37,7 @@ def round_kv_rows(x: mx.array, rotated: int) -> mx.array:
 
 
 def round_index_rows(x: mx.array) -> mx.array:
-    """Hadamard-transforms rows (..., d) and rounds them to fp4 e2m1 in blocks of 32; d a power of two, >= 32."""
+    """Hadamard transform of rows (..., d), rounded to fp4 e2m1 in blocks of 32; d is a power of two from 32."""
     width = x.shape[-1]
     spread = mx.hadamard_transform(x.astype(mx.float32), scale=width**-0.5)
     blocks = spread.reshape(*x.shape[:-1], -1, INDEX_BLOCK)
@@ -46,8 +46,8 @@ def round_index_rows(x: mx.array) -> mx.array:
 
 
 def _round_e2m1(x: mx.array) -> mx.array:
-    """Nearest of +-{0, .5, 1, 1.5, 2, 3, 4, 6}; ties go to the even code. |x| <= 6."""
+    """The nearest of +-{0, .5, 1, 1.5, 2, 3, 4, 6}, ties to the even code, for |x| <= 6."""
     size = mx.abs(x)
-    # Spacing is 0.5 below 2, 1 below 4, then 2; mx.round takes ties to even, which is the even code in each range.
+    # The codes' spacing is 0.5 below 2, 1 below 4, then 2; mx.round takes ties to even, the even code in each range.
     step = mx.where(size < 2.0, 0.5, mx.where(size < 4.0, 1.0, 2.0))
     return mx.sign(x) * mx.minimum(mx.round(size / step) * step, E2M1_MAX)

@@ -1,4 +1,4 @@
-"""Rotary embedding of the *last* entries of a row, with YaRN for the compressed layers."""
+"""Rotary embedding of the last entries of a row, with YaRN in compressed layers."""
 
 import math
 
@@ -8,17 +8,9 @@ from models.deepseek_v4.config import YarnScaling
 
 
 def inverse_frequencies(dims: int, theta: float, yarn: YarnScaling | None = None) -> mx.array:
-    """Angle per position of each interleaved pair.
+    """Radians per position for each pair of ``dims`` rotated entries: (dims / 2,) float32.
 
-    Args:
-        dims: rotated entries of a row (even).
-        theta: base of the geometric series.
-        yarn: YaRN interpolation, or None. As in V4 the magnitudes are not scaled.
-
-    Returns:
-        (dims / 2,) float32, radians per position.
-
-    Source: Peng et al. 2023 (YaRN) section 3.2, with V4's constants.
+    Source: Peng et al. 2023 (YaRN) section 3.2, with V4's constants and without scaling of magnitudes.
     """
     pairs = [theta ** (-2.0 * pair / dims) for pair in range(dims // 2)]
     if yarn is None:
@@ -39,26 +31,20 @@ def inverse_frequencies(dims: int, theta: float, yarn: YarnScaling | None = None
 
 
 class Rotary:
-    """Rotates the last ``dims`` entries of rows by their position.
-
-    Not a module: it holds no parameters. Angles are computed in float32 whatever the rows' dtype.
-    """
+    """Rotates the last ``dims`` entries of rows by position, with angles in float32."""
 
     def __init__(self, dims: int, theta: float, yarn: YarnScaling | None = None) -> None:
         self.dims = dims
-        self.periods = 1.0 / inverse_frequencies(dims, theta, yarn)  # what mx.fast.rope calls freqs
+        self.periods = 1.0 / inverse_frequencies(dims, theta, yarn)  # the freqs of mx.fast.rope
 
     def __call__(self, x: mx.array, offset: int | mx.array, *, stride: int = 1, inverse: bool = False) -> mx.array:
-        """Rotates rows at positions ``(offset + t) * stride``.
+        """Rotates rows x (..., T, d) by the positions ``(offset + t) * stride``, or back; same dtype.
 
         Args:
-            x: (..., T, d) rows, d >= dims, any float dtype.
-            offset: index of the first row; an int32 array (B,) gives each sequence its own.
-            stride: positions from one row to the next (a compressor's ratio; 1 for tokens).
+            x: rows.
+            offset: index of the first row; (B,) int32 for one per sequence.
+            stride: positions between rows: 1 for tokens, a compressor's ratio for its rows.
             inverse: rotate back.
-
-        Returns:
-            Rows of the same shape and dtype.
         """
         scale = float(-stride if inverse else stride)
         plain, rotated = x[..., : -self.dims], x[..., -self.dims :]

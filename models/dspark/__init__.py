@@ -2,6 +2,6 @@
 
 from models.dspark.config import DSparkConfig
 from models.dspark.loading import load_dspark
-from models.dspark.network import BlockOutput, DraftOutput, Network
+from models.dspark.network import BlockOutput, DraftOutput, DSparkNetwork
 
-__all__ = ["BlockOutput", "DSparkConfig", "DraftOutput", "Network", "load_dspark"]
+__all__ = ["BlockOutput", "DSparkConfig", "DSparkNetwork", "DraftOutput", "load_dspark"]

@@ -1,33 +1,35 @@
-"""The configuration of a DSpark drafter that lives in a DeepSeek-V4 checkpoint."""
+"""The configuration of a DSpark drafter in a DeepSeek-V4 checkpoint."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from models.deepseek_v4.config import DeepseekV4Config
 
 CALIBRATIONS = ("greedy", "matched", "sampled")
-"""What a set of confidence temperatures was fitted for: argmax drafts at temperature 0, argmax drafts above it (which
-stand with the target's probability of them), and sampled drafts under rejection sampling."""
+"""What confidence temperatures can be fitted for: argmax drafts at temperature 0; argmax drafts above it, accepted with
+their probability under the target; sampled drafts under rejection sampling."""
+
+ConfidenceInput = Literal["pre_norm", "post_norm"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig:
-    """Sizes of one drafter; the blocks' own are the target's unless given here.
+    """Sizes of a drafter.
 
     Attributes:
-        block_size: gamma, tokens of one proposal (the anchor not counted).
-        target_layer_ids: layers of the target whose outputs are tapped, in the order of concatenation; empty for a
-            drafter without context, whose blocks see only their own rows.
-        markov_rank: R, rank of the Markov head; 0 for a drafter without one.
-        noise_token_id: token that stands where a block's tokens are not known yet.
-        stages: V4 blocks of the network.
-        block: configuration of the blocks: the target's, window-only and never hash-routed.
-        confidence_input: which hidden state the confidence head reads: ``pre_norm`` (V4's reference) or ``post_norm``
-            (ds4, DeepSpec).
-        confidence_temperatures: for names of `CALIBRATIONS`, what the confidence logit of each of the block's positions
-            is divided by (`experiments.calibrate`); empty for a drafter that was not calibrated.
+        block_size: gamma, tokens of a proposal without the anchor.
+        target_layer_ids: layers of the target whose outputs are the drafter's features, in order of concatenation;
+            empty for a drafter whose blocks see no context.
+        markov_rank: R, rank of the Markov head; 0 for none.
+        noise_token_id: input token at positions that are to be drafted.
+        stages: number of V4 blocks.
+        block: their configuration: the target's, but window-only and score-routed.
+        confidence_input: whether the confidence head reads the hidden state before the final norm (V4's reference) or
+            after it (ds4, DeepSpec).
+        confidence_temperatures: for names of `CALIBRATIONS`, divisors of the confidence logits by position, from
+            `experiments.calibrate`; empty if not calibrated.
     """
 
     block_size: int
@@ -36,20 +38,15 @@ class DSparkConfig:
     noise_token_id: int
     stages: int
     block: DeepseekV4Config
-    confidence_input: Literal["pre_norm", "post_norm"] = "pre_norm"
+    confidence_input: ConfidenceInput = "pre_norm"
     confidence_temperatures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], target: DeepseekV4Config, stages: int) -> "DSparkConfig":
-        """Reads the ``dspark_*`` keys of a ``config.json``.
-
-        Args:
-            values: the whole config.json.
-            target: the configuration of the target beside it.
-            stages: blocks found in the checkpoint. ``num_nextn_predict_layers`` is not to be trusted for it.
+        """Reads the ``dspark_*`` keys of a ``config.json``, which does not tell the number of stages reliably.
 
         Raises:
-            ValueError: a key is missing, of another kind, or does not fit the target.
+            ValueError: a key is missing, has a value of another type, or does not fit the target.
         """
         needed = ("dspark_block_size", "dspark_target_layer_ids", "dspark_markov_rank", "dspark_noise_token_id")
         missing = [key for key in needed if key not in values]
@@ -59,17 +56,18 @@ class DSparkConfig:
             ("dspark_block_size", 1, math.inf),
             ("dspark_markov_rank", 0, math.inf),
             ("dspark_noise_token_id", 0, target.vocab_size),
+            ("dspark_n_routed_experts", 1, math.inf),
+            ("dspark_num_experts_per_tok", 1, math.inf),
         ):
-            if type(values[key]) is not int or not least <= values[key] < end:
+            if key in values and (type(values[key]) is not int or not least <= values[key] < end):
                 bound = f"below {end}" if end < math.inf else "up"
                 raise ValueError(f"{key}: wanted an integer from {least} {bound}, got {values[key]!r}")
-        layers = values["dspark_target_layer_ids"]
-        depth = target.num_hidden_layers
+        layers, depth = values["dspark_target_layer_ids"], target.num_hidden_layers
         is_list = isinstance(layers, list | tuple)
         if not is_list or not all(type(layer) is int and 0 <= layer < depth for layer in layers):
             raise ValueError(f"dspark_target_layer_ids: wanted a list of layers in 0..{depth - 1}, got {layers!r}")
         confidence_input = values.get("dspark_confidence_input", "pre_norm")
-        if confidence_input not in ("pre_norm", "post_norm"):
+        if confidence_input not in get_args(ConfidenceInput):
             raise ValueError(f"dspark_confidence_input: wanted pre_norm or post_norm, got {confidence_input!r}")
         block = replace(
             target,
@@ -92,11 +90,7 @@ class DSparkConfig:
 
 
 def _temperatures(values: Mapping[str, Any], count: int) -> dict[str, tuple[float, ...]]:
-    """The key ``dspark_confidence_temperatures``, which only calibrated checkpoints have.
-
-    Raises:
-        ValueError: it is no object of positive numbers, ``count`` a calibration.
-    """
+    """Reads ``dspark_confidence_temperatures``, ``count`` for each calibration, or raises a ValueError."""
     given = values.get("dspark_confidence_temperatures", {})
     is_fit = isinstance(given, Mapping) and all(
         name in CALIBRATIONS

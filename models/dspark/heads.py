@@ -1,11 +1,11 @@
-"""The two small heads on a block's hidden states: what follows what, and how sure the drafter is."""
+"""DSpark's heads: the logit bias of the previous token, and the confidence in each drafted token."""
 
 import mlx.core as mx
 import mlx.nn as nn
 
 
 class MarkovHead(nn.Module):
-    """First-order bias on the logits: ``W2 W1[previous]`` of rank R (DSpark paper, section 3.1)."""
+    """A logit bias that depends on the previous token, ``W2 W1[previous]`` of rank R (DSpark paper, section 3.1)."""
 
     def __init__(self, vocab_size: int, rank: int) -> None:
         super().__init__()
@@ -22,26 +22,26 @@ class MarkovHead(nn.Module):
 
 
 class NoMarkovHead(nn.Module):
-    """Stands where a drafter has no Markov head: no parameters, no embedding, no bias."""
+    """In place of a `MarkovHead` in drafters without one."""
 
     def embed(self, previous: mx.array) -> None:
-        """Token ids (...) -> nothing."""
+        """No embedding."""
         return None
 
     def bias(self, embedded: None) -> float:
-        """Zero for every token."""
+        """No bias."""
         return 0.0
 
 
 class ConfidenceHead(nn.Module):
-    """Logit of the probability that a position's token stands, given that those before it do."""
+    """Logit of the probability that a token is accepted, given that those before it in the block are."""
 
     def __init__(self, hidden_size: int, rank: int) -> None:
         super().__init__()
         self.proj = nn.Linear(hidden_size + rank, 1, bias=False)
 
     def __call__(self, hidden: mx.array, embedded: mx.array | None) -> mx.array:
-        """Hidden (..., H) and the previous token's Markov embedding (..., R), if any -> (...) float32 logits."""
+        """Hidden (..., H) and the previous token's Markov embedding (..., R) or None -> (...) float32."""
         joined = hidden.astype(mx.float32)
         if embedded is not None:
             joined = mx.concatenate([joined, embedded.astype(mx.float32)], axis=-1)

@@ -1,30 +1,27 @@
-"""``load_dspark(path, target) -> network``: the drafter that a checkpoint keeps under ``mtp.*``."""
+"""Loads the DSpark drafter of a checkpoint."""
 
 import re
 from pathlib import Path
 
+from models.deepseek_v4.checkpoint import load_weights
 from models.deepseek_v4.model import Model
 from models.dspark.config import DSparkConfig
-from models.dspark.network import Network
+from models.dspark.network import DSparkNetwork
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
 from models.quantization import check_format, quantize
 
 MARK = re.compile(r"mtp\.0\.main_proj\.weight|mtp\.\d+\.confidence_head\.proj\.weight")
-"""What tells DSpark: the fusion of the target's features; or, in a drafter without them, the confidence head."""
+"""Tensors by which DSpark is recognized; a drafter without features has only the second."""
 
 
-def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> Network:
-    """Loads the DSpark drafter of a checkpoint.
+def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | None = None) -> DSparkNetwork:
+    """Loads a DSpark drafter.
 
     Args:
-        path: checkpoint folder; None for the one that the target came from.
-        target: the model that it drafts for; gives embedding, head and dtype.
-        quant: format of its matrices, a name of `models.quantization.FORMATS`; None keeps them as stored.
-
-    Returns:
-        The network in evaluation mode.
+        path: checkpoint folder; None for the target's.
+        target: the model that it drafts for; its embedding and head are shared, and its dtype is used.
+        quant: a name in `models.quantization.FORMATS` to quantize the drafter to; None keeps its weights as stored.
 
     Raises:
         ModelError: there is no DSpark drafter, it does not fit the target, or tensors are missing or unexpected.
@@ -37,15 +34,14 @@ def load_dspark(path: str | Path | None = None, *, target: Model, quant: str | N
             f"the {DRAFTER_PREFIX}* tensors in {folder} are {kind}, not DSpark (mtp.0.main_proj.weight): "
             "give drafter.path the folder of a DSpark checkpoint"
         )
-    # From the tensors: the real checkpoints' num_nextn_predict_layers is 1 whatever the number of stages.
+    # From the tensors: num_nextn_predict_layers is 1 in the real checkpoints, whatever the number of stages.
     numbers = [re.match(r"mtp\.(\d+)\.", name) for name in headers]
     stages = 1 + max(int(number[1]) for number in numbers if number)
     try:
         config = DSparkConfig.from_dict(read_config(folder), target.args, stages)
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
-    network = Network(config, target)
-    census(expected_tensors(network), headers, folder, "DSpark drafter")
-    load_weights(network, headers, target.embed.weight.dtype)
+    network = DSparkNetwork(config, target)
+    load_weights(network, headers, target.embed.weight.dtype, folder, "DSpark drafter")
     quantize(network, quant)
     return network.eval()

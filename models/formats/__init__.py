@@ -1,1 +1,1 @@
-"""Checkpoint files: names, census, reading and writing."""
+"""Checkpoint files, whatever model they hold."""

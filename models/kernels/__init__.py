@@ -1,1 +1,1 @@
-"""Custom kernels. Each stands behind plain MLX operations that compute the same, and is compared with them in tests."""
+"""Custom kernels, each an alternative to plain MLX operations that tests compare it with."""

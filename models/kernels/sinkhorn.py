@@ -1,10 +1,11 @@
 """Sinkhorn normalization of 4 x 4 matrices in one CUDA launch, forward and backward.
 
-Written as operations, 20 iterations are 120 launches of almost no work and their gradient 300 more; with two sites a
-layer they dominate a pass. Here one thread holds one matrix in registers. The backward pass keeps only the
-denominators: a half-step's input is its output times its denominator.
+As separate operations, 20 iterations take 120 launches of almost no work, and their gradient 300 more, twice per layer.
+Here a thread holds a matrix in registers. The backward pass keeps only the denominators of each half-step: its input is
+its output times its denominator.
 """
 
+from collections.abc import Callable
 from functools import cache
 
 import mlx.core as mx
@@ -77,17 +78,16 @@ __device__ inline void sinkhorn_step(float* matrix, bool is_column, float eps, f
 
 
 def is_available() -> bool:
-    """Whether the kernel can run where arrays are computed now."""
+    """Whether the default device is a CUDA GPU."""
     return mx.cuda.is_available() and mx.default_device().type == mx.DeviceType.gpu
 
 
 @cache
-def _kernel(is_backward: bool, iterations: int, eps: float):
+def _kernel(is_backward: bool, iterations: int, eps: float) -> Callable:
     constants = f"constexpr int iterations = {iterations}; constexpr float eps = {eps!r}f;"
-    direction = "backward" if is_backward else "forward"
-    constants_in_name = f"{iterations}_{eps!r}".replace("-", "m").replace(".", "p")
+    suffix = f"{iterations}_{eps!r}".replace("-", "m").replace(".", "p")
     return mx.fast.cuda_kernel(
-        name=f"sinkhorn_{direction}_{constants_in_name}",
+        name=f"sinkhorn_{'backward' if is_backward else 'forward'}_{suffix}",
         input_names=["logits", "cotangent", "count"] if is_backward else ["logits", "count"],
         output_names=["result"],
         header=_HEADER,
@@ -95,27 +95,26 @@ def _kernel(is_backward: bool, iterations: int, eps: float):
     )
 
 
-def _launch(is_backward: bool, iterations: int, eps: float, *arrays: mx.array) -> mx.array:
-    count = arrays[0].size // (SIZE * SIZE)
-    return _kernel(is_backward, iterations, eps)(
-        inputs=[*arrays, mx.array([count], dtype=mx.uint32)],
-        output_shapes=[arrays[0].shape],
-        output_dtypes=[mx.float32],
-        grid=(-(-count // THREADS) * THREADS, 1, 1),
-        threadgroup=(THREADS, 1, 1),
-    )[0]
-
-
 @cache
-def fused_sinkhorn(iterations: int, eps: float):
-    """A function from logits (..., 4, 4) float32 to what `models.deepseek_v4.hyper_connection.sinkhorn` gives."""
+def fused_sinkhorn(iterations: int, eps: float) -> Callable[[mx.array], mx.array]:
+    """The function ``sinkhorn(logits, iterations, eps)`` of logits (..., 4, 4) float32, differentiable once."""
+
+    def launch(is_backward: bool, *arrays: mx.array) -> mx.array:
+        count = arrays[0].size // (SIZE * SIZE)
+        return _kernel(is_backward, iterations, eps)(
+            inputs=[*arrays, mx.array([count], dtype=mx.uint32)],
+            output_shapes=[arrays[0].shape],
+            output_dtypes=[mx.float32],
+            grid=(-(-count // THREADS) * THREADS, 1, 1),
+            threadgroup=(THREADS, 1, 1),
+        )[0]
 
     @mx.custom_function
     def normalize(logits: mx.array) -> mx.array:
-        return _launch(False, iterations, eps, logits)
+        return launch(False, logits)
 
     @normalize.vjp
     def gradient(logits: mx.array, cotangent: mx.array, _: mx.array) -> mx.array:
-        return _launch(True, iterations, eps, logits, cotangent)
+        return launch(True, logits, cotangent)
 
     return normalize

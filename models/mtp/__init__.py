@@ -1,6 +1,6 @@
 """The original one-stage MTP block, the drafter of the first DeepSeek-V4 checkpoints."""
 
 from models.mtp.loading import load_mtp
-from models.mtp.network import Collapse, Network, block_config
+from models.mtp.network import Collapse, MTPNetwork, block_config
 
-__all__ = ["Collapse", "Network", "block_config", "load_mtp"]
+__all__ = ["Collapse", "MTPNetwork", "block_config", "load_mtp"]

@@ -1,21 +1,21 @@
-"""``load_mtp(path, target) -> network``: the MTP block that an original checkpoint keeps under ``mtp.0.*``."""
+"""Loads the original MTP block of a checkpoint."""
 
 import re
 from pathlib import Path
 from typing import get_args
 
+from models.deepseek_v4.checkpoint import load_weights
 from models.deepseek_v4.model import Model
 from models.errors import ModelError
-from models.formats.checkpoint import census, expected_tensors, load_weights
 from models.loading import DRAFTER_PREFIX, find_drafter, read_config
-from models.mtp.network import Collapse, Network, block_config
+from models.mtp.network import Collapse, MTPNetwork, block_config
 from models.quantization import check_format, quantize
 
 SHARED = re.compile(r"mtp\.0\.(emb\..*|head\.weight)")
-"""Copies of the target's embedding and head: DeepSeek's own conversion drops them from a checkpoint that has them."""
+"""Copies of the target's embedding and head that some checkpoints have; they are not loaded."""
 
 BESIDE_DSPARK = "mtp"
-"""Sub-folder of a checkpoint that holds the block where the checkpoint's own ``mtp.*`` tensors are DSpark's."""
+"""Subfolder with the MTP block of a checkpoint whose own ``mtp.*`` tensors are DSpark's."""
 
 UNSEEN_IN_SHAPES = (
     "sliding_window",
@@ -28,7 +28,7 @@ UNSEEN_IN_SHAPES = (
     "hc_eps",
     "rms_norm_eps",
 )
-"""Sizes and constants of the block that no tensor's shape tells."""
+"""Keys of ``config.json`` that block and target must have in common although no tensor's shape depends on them."""
 
 
 def load_mtp(
@@ -38,19 +38,14 @@ def load_mtp(
     quant: str | None = None,
     collapse: Collapse = "own",
     zero_first_embedding: bool = False,
-) -> Network:
-    """Loads the MTP block of a checkpoint.
+) -> MTPNetwork:
+    """Loads an MTP block.
 
     Args:
-        path: checkpoint folder; None for the one that the target came from. Where DSpark stands in it, the block is
-            looked for in its sub-folder `BESIDE_DSPARK`, since both go by the same names.
-        target: the model that it drafts for; gives sizes, embedding, head and dtype.
-        quant: format of its matrices, a name of `models.quantization.FORMATS`; None keeps them as stored.
-        collapse: see `Network`.
-        zero_first_embedding: see `Network`.
-
-    Returns:
-        The network in evaluation mode.
+        path: checkpoint folder; None for the target's. If it holds DSpark, its subfolder `BESIDE_DSPARK` is used.
+        target: the model that it drafts for; its embedding and head are shared, and its sizes and dtype are used.
+        quant: a name in `models.quantization.FORMATS` to quantize the block to; None keeps its weights as stored.
+        collapse: see `MTPNetwork`, as for ``zero_first_embedding``.
 
     Raises:
         ModelError: there is no MTP block, it does not fit the target, an option is unknown, or tensors are missing or
@@ -78,19 +73,14 @@ def load_mtp(
         config = block_config(target.args, read_config(folder))
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'}: {error}") from error
-    network = Network(target, collapse, zero_first_embedding, config)
-    census(expected_tensors(network), headers, folder, "MTP block")
-    load_weights(network, headers, target.norm.weight.dtype)
+    network = MTPNetwork(target, collapse, zero_first_embedding, config)
+    load_weights(network, headers, target.norm.weight.dtype, folder, "MTP block")
     quantize(network, quant)
     return network.eval()
 
 
 def _check_constants(folder: Path, target: Model) -> None:
-    """Refuses a block that was made for another target where the tensors' shapes would not tell.
-
-    Raises:
-        ModelError: config.json says so.
-    """
+    """Raises a `ModelError` if config.json tells that the block was trained for another target."""
     values = read_config(folder)
     for name in UNSEEN_IN_SHAPES:
         wanted = getattr(target.args, name)
@@ -99,8 +89,8 @@ def _check_constants(folder: Path, target: Model) -> None:
                 f"{folder / 'config.json'}: {name} is {values[name]!r}, the target's is {wanted!r}: give drafter.path "
                 "a block that was trained with this target"
             )
-    ratios, depth = values.get("compress_ratios", ()), target.args.num_hidden_layers
-    if any(ratios[depth : depth + 1]):
+    ratios, depth = values.get("compress_ratios"), target.args.num_hidden_layers
+    if isinstance(ratios, list) and any(ratios[depth : depth + 1]):
         raise ModelError(
             f"{folder / 'config.json'}: compress_ratios gives the MTP block the ratio {ratios[depth]}, wanted 0: only "
             "the window-only block of DeepSeek-V4 is known"

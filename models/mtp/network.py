@@ -1,8 +1,8 @@
 """The MTP block of the original DeepSeek-V4 checkpoints: a V4 block over the target's last streams and the next token.
 
-Slot i joins what the target knows after token i with token i + 1, and predicts token i + 2. Source: DeepSeek-V3 report
-(arXiv 2412.19437) section 2.2 for the shift; vLLM's and mlx-vlm's DeepSeek-V4 MTP for the streams; the checkpoint's
-``mtp.0.*`` tensors, under whose names the parameters stand.
+Slot i combines the target's streams at token i with token i + 1 and predicts token i + 2. Source: DeepSeek-V3 report
+(arXiv 2412.19437) section 2.2 for the shift; the DeepSeek-V4 MTP of vLLM and mlx-vlm for the streams; the ``mtp.0.*``
+tensors of the checkpoints for the parameters.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,23 @@ import mlx.nn as nn
 from models.deepseek_v4.cache import ALIGNMENT, LayerCache
 from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.model import STREAMS, Model
-from models.deepseek_v4.probe import Probe
-from models.mtp.stage import Stage
+from models.mtp.stage import Chains, MTPStage
 
 Collapse = Literal["own", "target"]
 
 EXPERT_KEYS = {"mtp_n_routed_experts": "n_routed_experts", "mtp_num_experts_per_tok": "num_experts_per_tok"}
-"""Keys of a ``config.json`` by which a block has experts of its own number; real checkpoints have none of them."""
+"""Keys of ``config.json`` that give a block other experts than the target's; the real checkpoints have none of them."""
 
 
 def block_config(target: DeepseekV4Config, values: Mapping[str, Any] | None = None) -> DeepseekV4Config:
-    """The block's configuration: the target's sizes, one window-only layer, never hash-routed.
+    """The block's configuration: the target's, with one window-only, score-routed layer.
 
     Args:
-        target: the configuration of the target that it drafts for.
-        values: a ``config.json`` with, perhaps, `EXPERT_KEYS`.
+        target: the target's configuration.
+        values: a ``config.json``, which may have `EXPERT_KEYS`.
 
     Raises:
-        ValueError: one of the keys is no positive integer, or they do not fit one another.
+        ValueError: one of these keys is no positive integer, or they do not fit one another.
     """
     own = {key: values[key] for key in EXPERT_KEYS if values and values.get(key) is not None}
     for key, value in own.items():
@@ -42,20 +41,16 @@ def block_config(target: DeepseekV4Config, values: Mapping[str, Any] | None = No
     return replace(target, num_hidden_layers=1, compress_ratios=(0,), num_hash_layers=0, **experts)
 
 
-class Network(nn.Module):
+class MTPNetwork(nn.Module):
     """The MTP block for a DeepSeek-V4 target, whose embedding and head it shares.
 
     Args:
-        target: the model it drafts for.
-        collapse: which ``hc_head`` collapses the block's streams before its norm: its ``own``, which the checkpoint
-            stores, or the ``target``'s (what llama.cpp does, whose files have no place for the other).
-        zero_first_embedding: the token of slot 0 counts as a zero vector, as in vLLM (``deepseek_v4/*/mtp.py``:
-            "masking inputs at position 0"); mlx-vlm does not, and which one was trained is not known.
-        config: of the block; None for `block_config` of the target's.
-
-    Attributes:
-        config: of the block.
-        tapped_layers: what the target must be tapped for.
+        target: read through the tap `STREAMS`.
+        collapse: whose ``hc_head`` collapses the block's streams: its ``own``, from the checkpoint, or the
+            ``target``'s, as in llama.cpp, whose files lack the other.
+        zero_first_embedding: replace the token embedding of slot 0 by zeros, as vLLM does (``deepseek_v4/*/mtp.py``:
+            "masking inputs at position 0") and mlx-vlm does not. How the block was trained is not known.
+        config: the block's configuration; None for the target's `block_config`.
     """
 
     def __init__(
@@ -69,47 +64,34 @@ class Network(nn.Module):
         self.config = block_config(target.args) if config is None else config
         self.tapped_layers = (STREAMS,)
         self.zero_first_embedding = zero_first_embedding
-        self.mtp = [Stage(self.config)]  # the name under which checkpoints keep a drafter
-        # Behind functions: what is shared with the target is no child of this network, so that freezing, quantizing or
-        # counting the one does not reach the other.
+        self.mtp = [MTPStage(self.config)]  # the checkpoints' name for drafters of any kind
+        # As functions, so that the target's modules are not this network's: freezing, quantizing or counting the
+        # parameters of one does not touch the other.
         self._embed = lambda tokens: target.embed(tokens)
         self._head = lambda normed: target.head(normed)
         hc_head = self.mtp[0].hc_head if collapse == "own" else target.hc_head
         self._collapse = lambda streams: hc_head(streams)
 
     def make_cache(self, max_rollback: int = 32) -> LayerCache:
-        """A fresh cache: the raw rows of a window-only layer. Its ``offset`` is the next slot.
-
-        Args:
-            max_rollback: slots that can be trimmed, as in `Model.make_cache`.
-        """
+        """An empty cache, whose ``offset`` is the next slot; see `Model.make_cache`."""
         return LayerCache(self.config, 0, max_rollback)
 
     def __call__(
-        self, tokens: mx.array, streams: mx.array, cache: LayerCache | None = None, probe: Probe | None = None
+        self, tokens: mx.array, streams: mx.array, cache: LayerCache | None = None
     ) -> tuple[mx.array, mx.array]:
-        """Predicts from slots ``offset ..`` of the cache, and writes their rows to it.
+        """Runs T slots: logits (B, T, V) float32 of the token two after each slot, and output streams (B, T, N * H).
 
         Args:
-            tokens: (B, T) int; the token *after* each slot's position.
-            streams: (B, T, N * H) at the slots' positions: the target's, or this block's own when drafts are chained.
-            cache: from `make_cache`, updated; None for slots that start at 0 and are not continued.
-            probe: collects what training needs.
-
-        Returns:
-            Logits (B, T, V) float32 of the token two after each slot's position, and the block's output streams
-            (B, T, N * H), the input of a chained slot.
+            tokens: (B, T) int, the token *after* each slot.
+            streams: (B, T, N * H) at the slots: the target's, or this block's output when chaining drafts.
+            cache: from `make_cache`, advanced by T slots; None for all slots of a sequence.
         """
         joined = self._join(tokens, streams, 0 if cache is None else cache.offset)
-        output = self.mtp[0](joined, tokens, cache, probe)
+        output = self.mtp[0](joined, tokens, cache)
         return self._logits(output), output.flatten(-2)
 
     def fill(self, tokens: mx.array, streams: mx.array, cache: LayerCache) -> None:
-        """Writes the rows of slots whose predictions nobody reads: no attention, no experts, no head.
-
-        One layer's row depends on its own slot alone, so the rows are those that `__call__` writes. Arguments as there;
-        T may be 0.
-        """
+        """Advances a cache as `__call__` does, with the same arguments, without computing predictions; T may be 0."""
         skipped = max(tokens.shape[1] - cache.raw.capacity, 0)  # their rows would be overwritten at once
         cache.advance(skipped)
         tokens, streams = tokens[:, skipped:], streams[:, skipped:]
@@ -118,52 +100,45 @@ class Network(nn.Module):
         cache.raw.append(self.mtp[0].rows(self._join(tokens, streams, cache.offset), cache.offset), cache.offset)
         cache.advance(tokens.shape[1])
 
-    def chains(
-        self, tokens: mx.array, streams: mx.array, anchors: mx.array, depth: int, probe: Probe | None = None
-    ) -> mx.array:
-        """Runs a chain of slots at each of many anchors in one computation, fed with the text's own tokens.
+    def chains(self, tokens: mx.array, streams: mx.array, anchors: mx.array, depth: int) -> mx.array:
+        """Runs a chain of slots at each of many anchors at once, as drafting would, but fed with the text's tokens.
 
-        A chain is what drafting at its anchor runs: slots before the anchor's hold rows made of the target's streams;
-        from the slot of the anchor's predecessor on, rows and inputs are made of the block's own streams. So that every
-        step reads as many rows, and lengths stay multiples of `ALIGNMENT`, a chain reads a fixed stretch of slots and
-        masks what its window or the future hides.
+        The rows of slots before the anchor's are made from the target's streams; from the slot before the anchor on, a
+        slot's input and row are made from the block's own streams. All chains read the same number of rows, a multiple
+        of `ALIGNMENT`, with a mask.
 
         Args:
-            tokens: (B, S) int32, text from its beginning.
-            streams: (B, S, N * H) the target's there.
+            tokens: (B, S) int32, whole texts.
+            streams: (B, S, N * H) of the target.
             anchors: (B, A) int32 positions, each from 1 to S - depth.
-            depth: G, slots a chain.
-            probe: collects what training needs, over all steps.
+            depth: G, slots of a chain.
 
         Returns:
             (B * A, G, V) float32; row k predicts the token k + 1 after the anchor.
         """
         window, stage = self.config.sliding_window, self.mtp[0]
         length = -(-(window - 1 + depth) // ALIGNMENT) * ALIGNMENT
-        place = length - depth  # of a chain's first row
+        place = length - depth  # of a chain's first slot
         slots = (anchors - 1 - place)[..., None] + mx.arange(length)  # (B, A, L), some before 0 or past the text
         rows = stage.rows(self._join(tokens[:, 1:], streams[:, :-1], 0), 0)
         rows = _of_each(rows, mx.clip(slots, 0, tokens.shape[1] - 2)).flatten(0, 1)  # (M, L, d)
-        slots = slots.flatten(0, 1)
+        chains = Chains(rows, slots.flatten(0, 1), place, window)
         fed = _of_each(tokens, anchors[..., None] + mx.arange(depth)).flatten(0, 1)  # (M, G)
         streams = _of_each(streams, anchors - 1).flatten(0, 1)[:, None]  # (M, 1, N * H)
-        position = (anchors - 1).reshape(-1)
         logits = []
         for step in range(depth):
-            token, here = fed[:, step : step + 1], position + step
-            is_seen = (slots >= 0) & (slots > here[:, None] - window) & (slots <= here[:, None])
-            joined = self._join(token, streams, here)
-            output, rows = stage.chained(joined, token, here, rows, place + step, is_seen, probe)
+            token = fed[:, step : step + 1]
+            output = stage.chained(self._join(token, streams, chains.position), token, chains)
             streams = output.flatten(-2)
             logits.append(self._logits(output))
         return mx.concatenate(logits, axis=1)
 
     def _logits(self, output: mx.array) -> mx.array:
-        """The block's output streams (B, T, N, H) -> logits (B, T, V) float32."""
+        """Output streams (B, T, N, H) -> logits (B, T, V) float32."""
         return self._head(self.mtp[0].norm(self._collapse(output))).astype(mx.float32)
 
     def _join(self, tokens: mx.array, streams: mx.array, offset: int | mx.array) -> mx.array:
-        """Tokens (B, T) and flat streams (B, T, N * H) of slots ``offset ..`` -> input streams (B, T, N, H)."""
+        """Tokens (B, T) and streams (B, T, N * H) of slots ``offset ..`` -> input streams (B, T, N, H)."""
         embedded = self._embed(tokens)
         if self.zero_first_embedding:
             slots = mx.array(offset).reshape(-1, 1, 1) + mx.arange(tokens.shape[1])[:, None]  # (1 or B, T, 1)
@@ -173,7 +148,7 @@ class Network(nn.Module):
 
 
 def _of_each(array: mx.array, index: mx.array) -> mx.array:
-    """Entries (B, ..., *rest) of each sequence of an array (B, T, *rest), at its own indices (B, ...)."""
+    """Entries of each sequence of an array (B, T, *rest) at the sequence's own indices (B, ...): (B, ..., *rest)."""
     batch, length = array.shape[:2]
     start = (mx.arange(batch) * length).reshape(batch, *[1] * (index.ndim - 1))
     return array.reshape(batch * length, *array.shape[2:])[start + index]

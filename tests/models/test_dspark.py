@@ -12,8 +12,9 @@ from mlx.utils import tree_flatten
 
 from experiments.pair.training import export
 from models import Model, ModelError, load_dspark, load_model
-from models.dspark import DSparkConfig, Network
-from models.formats.checkpoint import checkpoint_tensors, read_headers
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.dspark import DSparkConfig, DSparkNetwork
+from models.formats.checkpoint import read_headers
 from tests.random_models import random_tokens
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -28,7 +29,7 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> DSparkNetwork:
     return load_dspark(DRAFTER, target=target)
 
 
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DRAFTER, tmp_path / "drafter"))
 
 
-def context_before(network: Network, features: mx.array, position: int) -> list[mx.array]:
+def context_before(network: DSparkNetwork, features: mx.array, position: int) -> list[mx.array]:
     """The rows that a block whose anchor stands at ``position`` sees; features (1, S, L*H) from position 0."""
     return [rows[:, -network.window :] for rows in network.context_rows(features[:, :position])]
 
@@ -71,7 +72,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, mx.array]], object]
 # --- parity ---
 
 
-def test_blocks_are_those_of_the_reference(network: Network, reference: dict) -> None:
+def test_blocks_are_those_of_the_reference(network: DSparkNetwork, reference: dict) -> None:
     features = mx.array(reference["features"])[None]
     for case, position in enumerate(reference["positions"].tolist()):
         context = context_before(network, features, position + 1)
@@ -96,7 +97,7 @@ def test_confidence_after_the_norm_is_an_option(target: Model, folder: Path, ref
 
 
 def test_target_and_drafter_together_give_the_reference_s_drafts(
-    target: Model, network: Network, reference: dict
+    target: Model, network: DSparkNetwork, reference: dict
 ) -> None:
     _, features = target(mx.array(reference["tokens"])[None], tapped_layers=network.tapped_layers)
     assert_close(features[0], reference["features"])
@@ -108,7 +109,7 @@ def test_target_and_drafter_together_give_the_reference_s_drafts(
         assert drafted.tokens[0].tolist() == reference["drafted"][case].tolist()
 
 
-def test_blocks_of_one_batch_may_stand_anywhere(network: Network, reference: dict) -> None:
+def test_blocks_of_one_batch_may_stand_anywhere(network: DSparkNetwork, reference: dict) -> None:
     """As training runs them: each block has its own position, and short contexts are filled up and masked."""
     features = mx.array(reference["features"])[None]
     positions = reference["positions"] + 1
@@ -124,7 +125,7 @@ def test_blocks_of_one_batch_may_stand_anywhere(network: Network, reference: dic
     assert_close(block.logits, reference["base_logits"])
 
 
-def test_a_draft_may_be_cut(network: Network, reference: dict) -> None:
+def test_a_draft_may_be_cut(network: DSparkNetwork, reference: dict) -> None:
     context = context_before(network, mx.array(reference["features"])[None], 64)
     anchor = mx.array(reference["anchors"][4:5])
     for gamma in (1, 3):
@@ -159,7 +160,7 @@ def test_the_drafter_asks_for_the_layers_of_its_config_in_their_order(target: Mo
     "tapped_layers", [(1, 2, 3), (4, 3, 2), (3, 2, 4)], ids=["entering", "reversed", "two swapped"]
 )
 def test_features_of_other_layers_give_other_drafts(
-    target: Model, network: Network, reference: dict, tapped_layers: tuple[int, ...]
+    target: Model, network: DSparkNetwork, reference: dict, tapped_layers: tuple[int, ...]
 ) -> None:
     _, features = target(mx.array(reference["tokens"])[None], tapped_layers=tapped_layers)
     changed = 0
@@ -174,7 +175,7 @@ def test_features_of_other_layers_give_other_drafts(
 # --- what a block's rows see ---
 
 
-def run_stages(network: Network, x: mx.array, position: int, context: list[mx.array]) -> mx.array:
+def run_stages(network: DSparkNetwork, x: mx.array, position: int, context: list[mx.array]) -> mx.array:
     """Block input (1, G, H) in place of embeddings -> streams (1, G, N, H) after the last stage."""
     streams = mx.broadcast_to(x[:, :, None], (*x.shape[:2], network.config.block.hc_mult, x.shape[-1]))
     tokens = mx.zeros(x.shape[:2], mx.int32)
@@ -184,7 +185,7 @@ def run_stages(network: Network, x: mx.array, position: int, context: list[mx.ar
 
 
 @pytest.mark.parametrize("changed", range(5))
-def test_every_row_of_a_block_sees_every_other(target: Model, network: Network, changed: int) -> None:
+def test_every_row_of_a_block_sees_every_other(target: Model, network: DSparkNetwork, changed: int) -> None:
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)
     x = target.embed(TOKENS[:, 30:35])
@@ -193,7 +194,9 @@ def test_every_row_of_a_block_sees_every_other(target: Model, network: Network, 
     assert (change.max(axis=(0, 2, 3)) > 1e-4).all()
 
 
-def test_one_attention_is_not_causal_in_the_block_and_sees_all_its_context(target: Model, network: Network) -> None:
+def test_one_attention_is_not_causal_in_the_block_and_sees_all_its_context(
+    target: Model, network: DSparkNetwork
+) -> None:
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)[1]
     attention, x = network.mtp[1].attn, target.embed(TOKENS[:, 30:35])
@@ -207,7 +210,7 @@ def test_one_attention_is_not_causal_in_the_block_and_sees_all_its_context(targe
         assert mx.array_equal(attention(x, 30, other, is_context), attention(x, 30, context, is_context))
 
 
-def test_a_context_row_belongs_to_its_own_position_alone(target: Model, network: Network) -> None:
+def test_a_context_row_belongs_to_its_own_position_alone(target: Model, network: DSparkNetwork) -> None:
     """So a token older than the window, whose row is cut off, changes nothing."""
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     position, window, anchor = 30, network.window, TOKENS[:, 30]
@@ -218,7 +221,7 @@ def test_a_context_row_belongs_to_its_own_position_alone(target: Model, network:
         assert mx.array_equal(drafted.logits, plain.logits) != is_seen
 
 
-def test_context_rows_are_the_same_in_one_call_and_in_several(target: Model, network: Network) -> None:
+def test_context_rows_are_the_same_in_one_call_and_in_several(target: Model, network: DSparkNetwork) -> None:
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     whole = network.context_rows(features)
     assert [rows.shape for rows in whole] == [(1, 40, 24)] * 3
@@ -227,7 +230,7 @@ def test_context_rows_are_the_same_in_one_call_and_in_several(target: Model, net
         assert mx.array_equal(mx.concatenate([part[stage] for part in parts], axis=1), rows)
 
 
-def test_a_block_leaves_nothing_behind(target: Model, network: Network) -> None:
+def test_a_block_leaves_nothing_behind(target: Model, network: DSparkNetwork) -> None:
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context = context_before(network, features, 30)
     before = [np.array(rows) for rows in context]
@@ -242,7 +245,7 @@ def test_a_block_leaves_nothing_behind(target: Model, network: Network) -> None:
         assert np.array_equal(old, made)
 
 
-def test_context_features_enter_as_rows_of_attention_only(target: Model, network: Network) -> None:
+def test_context_features_enter_as_rows_of_attention_only(target: Model, network: DSparkNetwork) -> None:
     """A block whose context rows are all masked depends on no feature."""
     _, features = target(TOKENS, tapped_layers=network.tapped_layers)
     context, anchor = context_before(network, features, 30), TOKENS[:, 30]
@@ -252,7 +255,7 @@ def test_context_features_enter_as_rows_of_attention_only(target: Model, network
     assert mx.abs(network.block(anchor, 30, context).logits - alone.logits).max().item() > 0.1
 
 
-def test_the_target_s_weights_are_none_of_the_drafter_s(network: Network) -> None:
+def test_the_target_s_weights_are_none_of_the_drafter_s(network: DSparkNetwork) -> None:
     names = {name for name, _ in tree_flatten(network.parameters())}
     assert all(name.startswith("mtp.") for name in names)
     assert not any("embed.weight" in name or name.endswith("head.weight") for name in names)
@@ -269,7 +272,7 @@ def refusal(path: Path | None, target: Model, **arguments: object) -> str:
     return message
 
 
-def test_stages_are_counted_in_the_tensors(target: Model, network: Network, folder: Path) -> None:
+def test_stages_are_counted_in_the_tensors(target: Model, network: DSparkNetwork, folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     assert values["num_nextn_predict_layers"] == 1
     assert network.num_stages == len(network.mtp) == 3
@@ -291,7 +294,7 @@ def test_ten_stages_are_counted_as_numbers(target: Model, folder: Path) -> None:
     assert "missing: mtp.10.attn.attn_sink" in refusal(folder, target)
 
 
-def test_blocks_are_the_target_s_in_window_mode(network: Network, target: Model) -> None:
+def test_blocks_are_the_target_s_in_window_mode(network: DSparkNetwork, target: Model) -> None:
     block = network.config.block
     assert block.compress_ratios == (0, 0, 0)
     assert block.num_hash_layers == 0
@@ -373,6 +376,7 @@ def test_every_key_of_the_drafter_is_needed(target: Model, folder: Path, key: st
         ("dspark_noise_token_id", 96, "wanted an integer from 0 below 96, got 96"),
         ("dspark_confidence_input", "norm", "wanted pre_norm or post_norm, got 'norm'"),
         ("dspark_num_experts_per_tok", 9, "must lie in 1..n_routed_experts (6), got 9"),
+        ("dspark_n_routed_experts", "6", "wanted an integer from 1 up, got '6'"),
     ],
 )
 def test_values_that_do_not_fit_are_named(target: Model, folder: Path, key: str, value: object, wanted: str) -> None:

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from models import Model, ModelError, load, load_model
-from models.formats.checkpoint import checkpoint_tensors
+from models.deepseek_v4.checkpoint import checkpoint_tensors
 from tests.random_models import TINY, random_model, random_tokens, tiny_config
 
 CONFIG = {name: value for name, value in TINY.items() if name != "rope_scaling"} | {
@@ -122,6 +122,14 @@ def test_experts_are_stored_one_by_one_in_order(model: Model) -> None:
     for number in range(TINY["n_routed_experts"]):
         for name, stacked in (("w1", experts.gate_proj), ("w2", experts.down_proj), ("w3", experts.up_proj)):
             assert mx.array_equal(tensors[f"layers.1.ffn.experts.{number}.{name}.weight"], stacked.weight[number])
+
+
+def test_a_model_of_one_expert_goes_through_a_checkpoint(tmp_path: Path) -> None:
+    model = random_model(tiny_config(**SIZES, n_routed_experts=1, num_experts_per_tok=1))
+    write_checkpoint(tmp_path, model)
+    change_config(tmp_path, n_routed_experts=1, num_experts_per_tok=1)
+    tokens = random_tokens(20)
+    assert mx.array_equal(load_model(tmp_path)(tokens), model(tokens))
 
 
 def test_shards_are_read_together(checkpoint: Path, model: Model) -> None:
@@ -282,7 +290,7 @@ def test_simulated_quantization_of_unsuitable_sizes_is_refused_before_weights_ar
     assert "simulate_quantization needs head_dim - qk_rope_head_dim in multiples of 64" in refusal(checkpoint)
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]", "null", '"deepseek_v4"'])
+@pytest.mark.parametrize("text", ["{", "", "[]", "null", '"deepseek_v4"', '{"a":' + "[" * 100_000])
 def test_a_config_that_is_no_object(checkpoint: Path, text: str) -> None:
     (checkpoint / "config.json").write_text(text)
     assert "config.json" in refusal(checkpoint)
@@ -319,6 +327,7 @@ def damaged(content: bytes, how: str) -> bytes:
         "a page of HTML": b"<!DOCTYPE html><html><body>404 Not Found</body></html>",
         "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
         "header of another kind": (2).to_bytes(8, "little") + b"[]",
+        "deeply nested header": (20_006).to_bytes(8, "little") + b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         "entry without a shape": content[:8] + header.replace(b'"shape"', b'"shade"') + content[8 + length :],
         "shape of letters": content[:8] + header.replace(b'"shape":[32]', b'"shape":"ab"') + content[8 + length :],
         "shape of another size": content[:8] + header.replace(b'"shape":[32]', b'"shape":[33]') + content[8 + length :],
@@ -337,6 +346,7 @@ def damaged(content: bytes, how: str) -> bytes:
         "a page of HTML",
         "a Git LFS pointer",
         "header of another kind",
+        "deeply nested header",
         "entry without a shape",
     ],
 )

@@ -13,9 +13,10 @@ from mlx.utils import tree_flatten
 from models import Model, ModelError, load_dspark, load_model, load_mtp
 from models.deepseek_v4 import STREAMS, LayerCache, LayerKind
 from models.deepseek_v4.attention import NARROW
-from models.deepseek_v4.probe import Probe
-from models.formats.checkpoint import checkpoint_tensors
-from models.mtp import Network, block_config
+from models.deepseek_v4.checkpoint import checkpoint_tensors
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import observing
+from models.mtp import MTPNetwork, block_config
 from tests.models.cache_rows import rows_of
 from tests.random_models import random_mtp, random_tokens
 
@@ -30,7 +31,7 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> MTPNetwork:
     return load_mtp(DRAFTER, target=target)
 
 
@@ -56,7 +57,9 @@ def assert_close(found: mx.array, expected: mx.array | np.ndarray, atol: float =
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=0, atol=atol)
 
 
-def chain(network: Network, token: mx.array, streams: mx.array, cache: LayerCache, gamma: int) -> tuple[list, mx.array]:
+def chain(
+    network: MTPNetwork, token: mx.array, streams: mx.array, cache: LayerCache, gamma: int
+) -> tuple[list, mx.array]:
     """Greedy tokens and their logits (G, V), from one slot and then the block's own streams."""
     drafted, logits = [], []
     for _ in range(gamma):
@@ -82,7 +85,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, mx.array]], object]
 # --- parity ---
 
 
-def test_one_pass_is_the_reference_s(network: Network, reference: dict) -> None:
+def test_one_pass_is_the_reference_s(network: MTPNetwork, reference: dict) -> None:
     tokens, streams = slots(reference)
     logits, output = network(tokens, streams)
     assert logits.dtype == mx.float32
@@ -91,7 +94,7 @@ def test_one_pass_is_the_reference_s(network: Network, reference: dict) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 7, NARROW, NARROW + 1, 75])
-def test_slots_may_come_in_chunks(network: Network, reference: dict, width: int) -> None:
+def test_slots_may_come_in_chunks(network: MTPNetwork, reference: dict, width: int) -> None:
     tokens, streams = slots(reference)
     cache, found = network.make_cache(max_rollback=3), []
     for first in range(0, tokens.shape[1], width):
@@ -104,7 +107,7 @@ def test_slots_may_come_in_chunks(network: Network, reference: dict, width: int)
 
 
 @pytest.mark.parametrize("is_filled", [True, False], ids=["filled", "run"])
-def test_chains_are_the_reference_s(network: Network, reference: dict, is_filled: bool) -> None:
+def test_chains_are_the_reference_s(network: MTPNetwork, reference: dict, is_filled: bool) -> None:
     """Each begins with a true slot and feeds the block's own streams; the cache before may be filled or run."""
     tokens, streams = slots(reference)
     for case, position in enumerate(reference["positions"].tolist()):
@@ -137,7 +140,7 @@ def test_a_zero_first_token_is_an_option(target: Model, reference: dict, width: 
 
 
 def test_target_and_block_together_give_the_reference_s_logits(
-    target: Model, network: Network, reference: dict
+    target: Model, network: MTPNetwork, reference: dict
 ) -> None:
     tokens = mx.array(reference["tokens"])[None]
     _, streams = target(tokens, tapped_layers=network.tapped_layers)
@@ -213,7 +216,7 @@ def random_streams(shape: tuple[int, ...]) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(9))
 
 
-def test_the_block_is_the_target_s_in_window_mode(target: Model, network: Network) -> None:
+def test_the_block_is_the_target_s_in_window_mode(target: Model, network: MTPNetwork) -> None:
     config = network.config
     assert [config.kind(0), config.num_hidden_layers, config.num_hash_layers] == [LayerKind.WINDOW, 1, 0]
     assert "bias" in network.mtp[0].ffn.gate
@@ -226,7 +229,7 @@ def test_the_block_is_the_target_s_in_window_mode(target: Model, network: Networ
 # --- many chains at once ---
 
 
-def chained_alone(network: Network, tokens: mx.array, streams: mx.array, anchor: int, depth: int) -> mx.array:
+def chained_alone(network: MTPNetwork, tokens: mx.array, streams: mx.array, anchor: int, depth: int) -> mx.array:
     """Logits (G, V) of drafting's own way through one text (1, S): rows filled, then a slot at a time with a cache."""
     cache = network.make_cache(max_rollback=0)
     network.fill(tokens[:, 1:anchor], streams[:, : anchor - 1], cache)
@@ -237,28 +240,28 @@ def chained_alone(network: Network, tokens: mx.array, streams: mx.array, anchor:
     return mx.stack(found)
 
 
-@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("evaluates_every_expert", [False, True])
 @pytest.mark.parametrize("zero_first_embedding", [False, True])
 @pytest.mark.parametrize("depth", [1, 5, 15])
 def test_chains_are_those_of_the_cache(
-    tiny_model: Model, is_training: bool, zero_first_embedding: bool, depth: int
+    tiny_model: Model, evaluates_every_expert: bool, zero_first_embedding: bool, depth: int
 ) -> None:
     """Anchors within and past the first window of 12, and a chain that is longer than the window."""
     network = random_mtp(tiny_model)
     network.zero_first_embedding = zero_first_embedding
-    network.train(is_training)  # every expert, or the chosen ones
+    evaluate_every_expert(network, evaluates_every_expert)
     tokens = random_tokens(60, batch=2)
     _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
     anchors = mx.array([[1, 2, 12, 13, 45], [7, 30, 14, 1, 60 - depth]])
     found = network.chains(tokens, streams, anchors, depth)
     assert (found.shape, found.dtype) == ((10, depth, tiny_model.args.vocab_size), mx.float32)
-    network.eval()
+    evaluate_every_expert(network, False)
     for number, anchor in enumerate(anchors.flatten().tolist()):
         row = slice(number // 5, number // 5 + 1)
         assert_close(found[number], chained_alone(network, tokens[row], streams[row], anchor, depth), 1e-5)
 
 
-def test_many_chains_are_the_reference_s(network: Network, reference: dict) -> None:
+def test_many_chains_are_the_reference_s(network: MTPNetwork, reference: dict) -> None:
     """Fed with what the reference drafted, as long as its argmax is the chain's input."""
     streams = mx.array(reference["streams"])[None]
     for case, position in enumerate(reference["positions"].tolist()):
@@ -270,10 +273,11 @@ def test_many_chains_are_the_reference_s(network: Network, reference: dict) -> N
 
 
 def test_chains_count_every_step_s_experts(tiny_model: Model) -> None:
-    network, probe = random_mtp(tiny_model), Probe()
+    network = random_mtp(tiny_model)
     tokens = random_tokens(30)
     _, streams = tiny_model(tokens, tapped_layers=network.tapped_layers)
-    network.chains(tokens, streams, mx.array([[3, 9]]), 4, probe)
+    with observing(network) as probe:
+        network.chains(tokens, streams, mx.array([[3, 9]]), 4)
     assert probe.load[0].sum().item() == 2 * 4 * network.config.num_experts_per_tok
 
 
@@ -389,7 +393,7 @@ def test_tensors_that_do_not_fit_are_named(target: Model, folder: Path, monkeypa
 
 
 def test_copies_of_the_target_s_embedding_and_head_are_left_alone(
-    target: Model, network: Network, folder: Path
+    target: Model, network: MTPNetwork, folder: Path
 ) -> None:
     shared = {"mtp.0.emb.tok_emb.weight": mx.zeros((96, 64)), "mtp.0.head.weight": mx.zeros((96, 64))}
     change_tensors(folder, lambda tensors: tensors.update(shared))

@@ -39,6 +39,12 @@ def test_eight_bits_are_close(target: Model) -> None:
     assert mx.abs(plain - quantized).mean().item() < 0.05 * mx.std(plain).item()
 
 
+def test_a_bfloat16_pair_can_be_quantized() -> None:
+    target = load_model(PAIR, "bfloat16")
+    plain, quantized = block_logits(target, None), block_logits(target, "q8")
+    assert mx.abs(plain - quantized).mean().item() < 0.05 * mx.std(plain).item()
+
+
 def test_fewer_bits_lose_more() -> None:
     layer = nn.Linear(4 * GROUP_SIZE, 16, bias=False)
     x = mx.random.normal((8, 4 * GROUP_SIZE), key=mx.random.key(1))

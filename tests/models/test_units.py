@@ -13,8 +13,8 @@ from models.deepseek_v4.cache import CompressorState
 from models.deepseek_v4.compressor import Compressor
 from models.deepseek_v4.config import YarnScaling
 from models.deepseek_v4.hyper_connection import HyperConnection, HyperHead, sinkhorn
-from models.deepseek_v4.moe import COPIED, ClampedSwiGLU, Gate, MixtureOfExperts, can_gather
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.moe import COPIED, ClampedSwiGLU, Gate, MixtureOfExperts, can_gather, evaluate_every_expert
+from models.deepseek_v4.probe import observing
 from models.deepseek_v4.quantization import round_index_rows, round_kv_rows
 from models.deepseek_v4.rope import Rotary, inverse_frequencies
 from tests.random_models import random_model, random_tokens, tiny_config
@@ -107,7 +107,7 @@ def test_rotation_keeps_the_dtype() -> None:
 
 
 def make_hyper_connection(pieces: dict) -> HyperConnection:
-    connection = HyperConnection(4, 16, 20, 1e-6, 1e-6)
+    connection = HyperConnection(tiny_config(hc_mult=4, hidden_size=16, hc_sinkhorn_iters=20))
     for name in ("fn", "base", "scale"):
         setattr(connection, name, mx.array(pieces[f"hyper_connection_{name}"]))
     return connection
@@ -159,7 +159,7 @@ def test_streams_keep_their_dtype(pieces: dict) -> None:
 
 
 def test_head_gates_each_stream_by_a_sigmoid() -> None:
-    head = HyperHead(2, 3, 1e-6, 1e-6)
+    head = HyperHead(tiny_config(hc_mult=2, hidden_size=3))
     head.fn, head.base, head.scale = normal(2, 6), normal(2, seed=1), mx.array([0.7])
     streams = normal(1, 1, 2, 3, seed=2)
     flat = np.array(streams).reshape(6).astype(np.float64)
@@ -174,7 +174,7 @@ WIDTH = 4
 
 
 def make_compressor(ratio: int, overlap: bool) -> Compressor:
-    compressor = Compressor(6, WIDTH, ratio, overlap, 1e-6, Rotary(2, 100.0))
+    compressor = Compressor(tiny_config(hidden_size=6), WIDTH, ratio, overlap, Rotary(2, 100.0), None)
     halves = 2 if overlap else 1
     compressor.wkv.weight = normal(halves * WIDTH, 6)
     compressor.wgate.weight = normal(halves * WIDTH, 6, seed=1)
@@ -253,7 +253,7 @@ def test_the_choice_among_equal_scores_is_the_earlier_rows() -> None:
 
 
 def test_gate_chooses_by_score_and_bias_and_weighs_by_score_alone() -> None:
-    gate = Gate(tiny_config(routed_scaling_factor=2.5), is_hash=False)
+    gate = Gate(tiny_config(routed_scaling_factor=2.5), is_hash_routed=False)
     gate.weight = normal(6, 32) / 6
     gate.bias = mx.array([0.0, 0.0, 9.0, 0.0, 0.0, -9.0])
     x = normal(2, 30, 32, seed=1)
@@ -269,7 +269,7 @@ def test_gate_chooses_by_score_and_bias_and_weighs_by_score_alone() -> None:
 
 
 def test_hash_layer_looks_experts_up_and_still_weighs_by_score() -> None:
-    gate = Gate(tiny_config(routed_scaling_factor=1.5), is_hash=True)
+    gate = Gate(tiny_config(routed_scaling_factor=1.5), is_hash_routed=True)
     gate.weight = normal(6, 32) / 6
     gate.tid2eid = mx.stack([mx.arange(48) % 6, (mx.arange(48) + 2) % 6], axis=-1).astype(mx.int64)
     tokens, x = random_tokens(30), normal(1, 30, 32, seed=1)
@@ -281,7 +281,7 @@ def test_hash_layer_looks_experts_up_and_still_weighs_by_score() -> None:
 
 
 def test_gate_scores_stay_finite_far_from_zero() -> None:
-    gate = Gate(tiny_config(), is_hash=False)
+    gate = Gate(tiny_config(), is_hash_routed=False)
     gate.weight = mx.full((6, 32), 10.0)
     for sign in (1.0, -1.0):
         _, weights = gate(mx.full((1, 1, 32), sign), mx.zeros((1, 1), mx.int32))
@@ -310,8 +310,7 @@ def test_every_expert_evaluated_gives_the_gathered_sum(layer: int) -> None:
     model = random_model()
     moe, x, tokens = model.layers[layer].ffn, 3 * normal(2, 7, 32), random_tokens(7, batch=2)
     gathered = moe(x, tokens)
-    moe.train()
-    assert_close(moe(x, tokens), gathered)
+    assert_close(evaluate_every_expert(moe)(x, tokens), gathered)
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -342,21 +341,39 @@ def test_float32_takes_the_gathered_way_and_bfloat16_on_the_cpu_the_other(monkey
     moe(x, tokens)
 
 
-def test_training_mode_computes_the_same_logits() -> None:
+def test_every_expert_evaluated_gives_the_same_logits_and_can_be_switched_back() -> None:
     model, tokens = random_model(), random_tokens(40)
-    evaluated = model(tokens)
-    model.train()
-    assert_close(model(tokens), evaluated, atol=1e-4)
+    gathered = model(tokens)
+    every = evaluate_every_expert(model)(tokens)
+    assert_close(every, gathered, atol=1e-4)
+    assert not mx.array_equal(every, gathered)
+    assert mx.array_equal(evaluate_every_expert(model, False)(tokens), gathered)
+
+
+def test_training_mode_changes_no_arithmetic() -> None:
+    model, tokens = random_model(), random_tokens(40)
+    assert mx.array_equal(model.train()(tokens), model.eval()(tokens))
 
 
 def test_a_probe_sees_each_layer_and_leaves_the_logits_alone() -> None:
     model, tokens = random_model(), random_tokens(60, batch=2)
-    probe = Probe()
-    assert_close(model(tokens, probe=probe), model(tokens), atol=1e-5)
+    with observing(model) as probe:
+        observed = model(tokens)
+    assert_close(model(tokens), observed, atol=1e-5)
     assert sorted(probe.load) == [1, 2]
     assert all(load.sum().item() == 2 * 60 * model.args.num_experts_per_tok for load in probe.load.values())
     assert len(probe.alignment) == 1
     assert probe.alignment[0].item() > 0
+
+
+def test_a_probe_sees_nothing_after_its_context_even_one_left_by_an_error() -> None:
+    model, tokens = random_model(), random_tokens(60)
+    plain = model(tokens)
+    with pytest.raises(ValueError, match="left"), observing(model, is_dense=True) as probe:
+        raise ValueError("left")
+    assert mx.array_equal(model(tokens), plain)
+    assert not probe.load
+    assert not probe.alignment
 
 
 # --- quantization simulation ---

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models import Model, ModelError, load_dspark, load_model
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec import DSparkDrafter, RandomStream, UserError
 from tests.random_models import random_tokens
 from tests.spec.doubles import context_at, prefilled, session
@@ -29,14 +29,14 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(FIXTURES / "dspark" / "flashlike", tmp_path / "drafter"))
 
 
-def stored(folder: Path, target: Model, temperatures: object) -> Network:
+def stored(folder: Path, target: Model, temperatures: object) -> DSparkNetwork:
     file = folder / "config.json"
     values = json.loads(file.read_text(encoding="utf-8")) | {"dspark_confidence_temperatures": temperatures}
     file.write_text(json.dumps(values), encoding="utf-8")
     return load_dspark(folder, target=target)
 
 
-def confidence(target: Model, network: Network, gamma: int = 5, **options) -> np.ndarray:
+def confidence(target: Model, network: DSparkNetwork, gamma: int = 5, **options) -> np.ndarray:
     drafter = DSparkDrafter(network, **options)
     drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
     return np.array(drafter.propose(context_at(7, len(PROMPT), RandomStream()), gamma).confidence)

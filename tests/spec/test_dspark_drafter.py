@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from models import Model, load_dspark, load_model
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec import (
     DSparkDrafter,
     FoldedLoop,
@@ -33,7 +33,7 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> DSparkNetwork:
     return load_dspark(FIXTURES / "dspark" / "flashlike", target=target)
 
 
@@ -56,7 +56,7 @@ def assert_is_from_scratch(drafter: DSparkDrafter, committed: list[int], target:
 class MixedDrafter(DSparkDrafter):
     """Remembers as DSpark does and proposes as an oracle does, so that any number of drafts is accepted; may skip."""
 
-    def __init__(self, network: Network, accept_rate: float) -> None:
+    def __init__(self, network: DSparkNetwork, accept_rate: float) -> None:
         super().__init__(network)
         self.oracle = OracleDrafter(accept_rate=accept_rate)
 
@@ -70,7 +70,7 @@ class MixedDrafter(DSparkDrafter):
     [(FoldedLoop, PrefixCommit()), (SeparateLoop, PrefixCommit()), (SeparateLoop, RollbackCommit())],
 )
 def test_the_ring_is_that_of_plain_decoding_after_any_mix_of_rounds(
-    target: Model, network: Network, plain: tuple[int, ...], shape, commit
+    target: Model, network: DSparkNetwork, plain: tuple[int, ...], shape, commit
 ) -> None:
     drafter = MixedDrafter(network, 0.7)
     target_session = session(target, drafter)
@@ -87,14 +87,16 @@ def test_the_ring_is_that_of_plain_decoding_after_any_mix_of_rounds(
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
-def test_the_ring_does_not_depend_on_prompt_chunks(target: Model, network: Network, chunk: int) -> None:
+def test_the_ring_does_not_depend_on_prompt_chunks(target: Model, network: DSparkNetwork, chunk: int) -> None:
     drafter = DSparkDrafter(network)
     loop = make_loop(session(target, drafter, prefill_chunk=chunk), drafter, 5)
     loop.start(Request(prompt=PROMPT, max_tokens=4))
     assert_is_from_scratch(drafter, PROMPT, target)
 
 
-def test_rounds_without_a_proposal_are_remembered_too(target: Model, network: Network, plain: tuple[int, ...]) -> None:
+def test_rounds_without_a_proposal_are_remembered_too(
+    target: Model, network: DSparkNetwork, plain: tuple[int, ...]
+) -> None:
     drafter = DSparkDrafter(network)
     loop = make_loop(session(target, drafter), drafter, 0)  # gamma 0: nothing is drafted, every token is committed
     done = collect(loop.rounds(Request(prompt=PROMPT, max_tokens=8)))
@@ -103,7 +105,7 @@ def test_rounds_without_a_proposal_are_remembered_too(target: Model, network: Ne
 
 
 def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
-    target: Model, network: Network, plain: tuple[int, ...]
+    target: Model, network: DSparkNetwork, plain: tuple[int, ...]
 ) -> None:
     ways = []
     for shown in (0, 6, 12):
@@ -125,7 +127,7 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
         assert proposal.confidence == pytest.approx(expected.confidence, abs=1e-5)
 
 
-def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: Network) -> None:
+def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: DSparkNetwork) -> None:
     drafter = DSparkDrafter(network)
     drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
     whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
@@ -137,7 +139,7 @@ def test_blocks_run_whole_and_are_cut_to_gamma(target: Model, network: Network) 
         assert cut.confidence == pytest.approx(whole.confidence[:gamma], abs=1e-6)
 
 
-def test_only_the_window_is_seen(target: Model, network: Network) -> None:
+def test_only_the_window_is_seen(target: Model, network: DSparkNetwork) -> None:
     """Perturbing a committed token older than the window changes no proposal; perturbing one inside does."""
     features = prefilled(session(target, DSparkDrafter(network)), PROMPT)
     window, count = network.window, len(PROMPT)
@@ -153,7 +155,7 @@ def test_only_the_window_is_seen(target: Model, network: Network) -> None:
     assert confidence(count - window) != untouched
 
 
-def test_misuse_is_refused(target: Model, network: Network) -> None:
+def test_misuse_is_refused(target: Model, network: DSparkNetwork) -> None:
     drafter = DSparkDrafter(network)
     with pytest.raises(ValueError, match="features of each of 2 tokens, got None"):
         drafter.observe([1, 2], None)

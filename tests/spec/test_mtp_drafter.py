@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models import Model
-from models.mtp import Network
+from models.mtp import MTPNetwork
 from spec import (
     FixedPolicy,
     GreedyVerifier,
@@ -37,7 +37,7 @@ class FaultError(Exception):
 
 
 @pytest.fixture(scope="module")
-def network(tiny_model: Model) -> Network:
+def network(tiny_model: Model) -> MTPNetwork:
     return random_mtp(tiny_model)
 
 
@@ -49,7 +49,7 @@ def plain(tiny_model: Model) -> tuple[int, ...]:
 class MixedDrafter(MTPDrafter):
     """Remembers as MTP does and proposes as an oracle does, so that any number of drafts is accepted; may skip."""
 
-    def __init__(self, network: Network, accept_rate: float) -> None:
+    def __init__(self, network: MTPNetwork, accept_rate: float) -> None:
         super().__init__(network)
         self.oracle = OracleDrafter(accept_rate=accept_rate)
 
@@ -61,7 +61,7 @@ class MixedDrafter(MTPDrafter):
 class PlainDecoding:
     """A drafter that is shown the committed tokens one plain decode at a time, and never proposes."""
 
-    def __init__(self, network: Network, target: Model) -> None:
+    def __init__(self, network: MTPNetwork, target: Model) -> None:
         self.drafter = MTPDrafter(network)
         self.session = session(target, self.drafter)
 
@@ -71,7 +71,7 @@ class PlainDecoding:
         return self.drafter
 
 
-def from_scratch(network: Network, committed: list[int], target: Model) -> MTPDrafter:
+def from_scratch(network: MTPNetwork, committed: list[int], target: Model) -> MTPDrafter:
     """A drafter that is shown the committed tokens all at once."""
     fresh = MTPDrafter(network)
     fresh.observe(committed, prefilled(session(target, fresh), committed))
@@ -96,7 +96,7 @@ def assert_is_from_scratch(drafter: MTPDrafter, committed: list[int], target: Mo
 
 @pytest.mark.parametrize(("gamma", "accept_rate"), [(1, None), (3, None), (5, None), (1, 0.7), (3, 0.7), (5, 1.0)])
 def test_tokens_are_those_of_plain_decoding(
-    tiny_model: Model, network: Network, plain: tuple[int, ...], gamma: int, accept_rate: float | None
+    tiny_model: Model, network: MTPNetwork, plain: tuple[int, ...], gamma: int, accept_rate: float | None
 ) -> None:
     drafter = MTPDrafter(network) if accept_rate is None else MixedDrafter(network, accept_rate)
     target = session(tiny_model, drafter, gamma)
@@ -110,7 +110,7 @@ def test_tokens_are_those_of_plain_decoding(
 
 
 def test_rows_are_those_of_plain_decoding_after_any_mix_of_rounds(
-    tiny_model: Model, network: Network, plain: tuple[int, ...]
+    tiny_model: Model, network: MTPNetwork, plain: tuple[int, ...]
 ) -> None:
     drafter = MixedDrafter(network, 0.7)
     target = session(tiny_model, drafter, 5)
@@ -123,7 +123,9 @@ def test_rows_are_those_of_plain_decoding_after_any_mix_of_rounds(
     assert {"full", "partial", "miss_first"} <= outcomes
 
 
-def test_the_separate_loop_leaves_the_same_memory(tiny_model: Model, network: Network, plain: tuple[int, ...]) -> None:
+def test_the_separate_loop_leaves_the_same_memory(
+    tiny_model: Model, network: MTPNetwork, plain: tuple[int, ...]
+) -> None:
     drafter = MixedDrafter(network, 0.7)
     target = session(tiny_model, drafter, 3)
     parts = {"verifier": GreedyVerifier(sampling=Sampling()), "commit": PrefixCommit(), "replay": TokenReplay()}
@@ -133,13 +135,13 @@ def test_the_separate_loop_leaves_the_same_memory(tiny_model: Model, network: Ne
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 64])
-def test_rows_do_not_depend_on_prompt_chunks(tiny_model: Model, network: Network, chunk: int) -> None:
+def test_rows_do_not_depend_on_prompt_chunks(tiny_model: Model, network: MTPNetwork, chunk: int) -> None:
     drafter = MTPDrafter(network)
     make_loop(session(tiny_model, drafter, prefill_chunk=chunk), drafter, 5).start(Request(prompt=PROMPT, max_tokens=4))
     assert_is_from_scratch(drafter, PROMPT, tiny_model)
 
 
-def test_a_prompt_of_one_token_has_no_slot_yet(tiny_model: Model, network: Network) -> None:
+def test_a_prompt_of_one_token_has_no_slot_yet(tiny_model: Model, network: MTPNetwork) -> None:
     drafter = MTPDrafter(network)
     loop = make_loop(session(tiny_model, drafter), drafter, 3)
     progress, _ = loop.start(Request(prompt=PROMPT[:1], max_tokens=9))
@@ -151,7 +153,7 @@ def test_a_prompt_of_one_token_has_no_slot_yet(tiny_model: Model, network: Netwo
 
 
 def test_rounds_without_a_proposal_are_remembered_too(
-    tiny_model: Model, network: Network, plain: tuple[int, ...]
+    tiny_model: Model, network: MTPNetwork, plain: tuple[int, ...]
 ) -> None:
     drafter = MTPDrafter(network)
     loop = make_loop(session(tiny_model, drafter), drafter, 0)  # gamma 0: nothing is drafted, every token is committed
@@ -161,7 +163,7 @@ def test_rounds_without_a_proposal_are_remembered_too(
 
 @pytest.mark.parametrize("shown", [0, 17])
 def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
-    tiny_model: Model, network: Network, plain: tuple[int, ...], shown: int
+    tiny_model: Model, network: MTPNetwork, plain: tuple[int, ...], shown: int
 ) -> None:
     drafter = MixedDrafter(network, 0.5)
     loop = make_loop(session(tiny_model, drafter), drafter, 5)
@@ -178,7 +180,7 @@ def test_the_proposal_is_the_same_from_prefill_and_from_rounds(
     assert MTPDrafter.propose(drafter, context_at(plain[at - 1], position, DRAWS), 5) == expected
 
 
-def test_a_slot_joins_the_streams_of_a_token_with_the_token_after_it(tiny_model: Model, network: Network) -> None:
+def test_a_slot_joins_the_streams_of_a_token_with_the_token_after_it(tiny_model: Model, network: MTPNetwork) -> None:
     """The first draft pairs the last committed token's streams with the anchor; the others chain."""
     count, window = len(PROMPT), network.config.sliding_window
     drafter = MTPDrafter(network)
@@ -197,7 +199,7 @@ def test_a_slot_joins_the_streams_of_a_token_with_the_token_after_it(tiny_model:
     assert drafter.max_gamma is None
 
 
-def test_misuse_is_refused(tiny_model: Model, network: Network) -> None:
+def test_misuse_is_refused(tiny_model: Model, network: MTPNetwork) -> None:
     drafter = MTPDrafter(network)
     with pytest.raises(ValueError, match="each of 2 tokens, got None"):
         drafter.observe([1, 2], None)
@@ -211,7 +213,7 @@ def test_misuse_is_refused(tiny_model: Model, network: Network) -> None:
         drafter.propose(context_at(7, 20, DRAWS), 5)
 
 
-def test_it_is_loaded_from_beside_the_target_or_from_a_path(tiny_model: Model, network: Network) -> None:
+def test_it_is_loaded_from_beside_the_target_or_from_a_path(tiny_model: Model, network: MTPNetwork) -> None:
     asked: list[tuple[str, str | None]] = []
 
     def loader(path, *, target, quant):

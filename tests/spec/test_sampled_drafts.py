@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from models import Model, load_dspark, load_model
-from models.dspark import Network
+from models.dspark import DSparkNetwork
 from spec import DraftSampler, DSparkDrafter, RandomStream, Sampling, UserError
 from tests.random_models import random_tokens
 from tests.spec.doubles import context_at, prefilled, session
@@ -23,17 +23,17 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> DSparkNetwork:
     return load_dspark(FIXTURES / "dspark" / "flashlike", target=target)
 
 
-def ready(target: Model, network: Network, **options) -> DSparkDrafter:
+def ready(target: Model, network: DSparkNetwork, **options) -> DSparkDrafter:
     drafter = DSparkDrafter(network, **options)
     drafter.observe(PROMPT, prefilled(session(target, drafter), PROMPT))
     return drafter
 
 
-def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, network: Network) -> None:
+def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, network: DSparkNetwork) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=0.7)
     proposal = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     output = network.block(mx.array([7], dtype=mx.int32), len(PROMPT), list(drafter.context))
@@ -50,7 +50,7 @@ def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, ne
     assert list(proposal.tokens) == drawn
 
 
-def test_drafts_differ_from_the_argmax_and_follow_the_seed(target: Model, network: Network) -> None:
+def test_drafts_differ_from_the_argmax_and_follow_the_seed(target: Model, network: DSparkNetwork) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=1.0)
     seen = {drafter.propose(context_at(7, len(PROMPT), RandomStream(seed=seed)), 5).tokens for seed in range(8)}
     assert len(seen) > 4
@@ -66,7 +66,7 @@ def test_drafts_differ_from_the_argmax_and_follow_the_seed(target: Model, networ
     )
 
 
-def test_a_shorter_block_draws_the_same_tokens(target: Model, network: Network) -> None:
+def test_a_shorter_block_draws_the_same_tokens(target: Model, network: DSparkNetwork) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=1.0)
     whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     for gamma in (1, 3):
@@ -75,7 +75,7 @@ def test_a_shorter_block_draws_the_same_tokens(target: Model, network: Network) 
         assert mx.allclose(cut.draft_probs, whole.draft_probs[:gamma], atol=1e-6)
 
 
-def test_a_refused_token_leaves_the_drafts_before_it_and_their_rows(target: Model, network: Network) -> None:
+def test_a_refused_token_leaves_the_drafts_before_it_and_their_rows(target: Model, network: DSparkNetwork) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=1.0)
     whole = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
     cut = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5, lambda confidences: len(confidences) < 3)
@@ -85,7 +85,7 @@ def test_a_refused_token_leaves_the_drafts_before_it_and_their_rows(target: Mode
     assert (none.tokens, none.draft_probs) == ((), None)
 
 
-def test_what_cannot_be_sampled_is_refused(network: Network) -> None:
+def test_what_cannot_be_sampled_is_refused(network: DSparkNetwork) -> None:
     with pytest.raises(UserError, match=r"drafter\.proposal must be argmax or sampled, got 'beam'"):
         DSparkDrafter(network, proposal="beam")
     with pytest.raises(UserError, match=r"drafter\.proposal=sampled needs drafter\.temperature above 0, got 0"):

@@ -19,12 +19,11 @@ from experiments.pair.training.loop import LossFunction, Trainer
 from experiments.pair.training.parallel import Group, rank_of, wait_for_all
 from models import load_model
 from models.deepseek_v4 import Model
+from models.deepseek_v4.moe import evaluate_every_expert
 
 
 def load_frozen_target(path: str | Path, dtype: str) -> Model:
-    """The target that a drafter is trained for.
-
-    It is in training mode, which evaluates every expert at once: faster for wide passes of a small model.
+    """The target that a drafter is trained for. It evaluates every expert: faster for wide passes of a small model.
 
     Args:
         path: checkpoint folder. dtype: of the arithmetic.
@@ -33,7 +32,7 @@ def load_frozen_target(path: str | Path, dtype: str) -> Model:
         ModelError: as `models.load_model`.
     """
     target = load_model(path, dtype)
-    target.train().freeze()
+    evaluate_every_expert(target).freeze()
     return target
 
 
@@ -67,7 +66,7 @@ def train_drafter(
     """
     folder = Path(config.folder)
     initialize(network, len(network.mtp), config.seed)
-    network.train()
+    evaluate_every_expert(network)
     sampler = BlockSampler.from_config(config, gamma, rank_of(group))
     held_out = HeldOutEvaluation(config, gamma)
     balancer = Balancer(selection_biases(network.mtp), config.balance_rate)

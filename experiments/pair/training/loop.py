@@ -19,7 +19,7 @@ from rich.progress import track
 
 from experiments.pair.training.flat import FlatLayout, Tree
 from experiments.pair.training.parallel import Group, first_says, mean_over_processes, rank_of, values_of_all
-from models.formats.names import FLOAT32_NAMES, checkpoint_names
+from models.deepseek_v4.names import FLOAT32_NAMES, checkpoint_names
 from spec.errors import UserError
 
 LossFunction = Callable[..., tuple[mx.array, dict[str, Any]]]

@@ -12,7 +12,7 @@ from experiments.evaluation.coupling import RecordedBatch
 from experiments.evaluation.drafters import Features
 from experiments.evaluation.walk import walk
 from models import Model, load, load_dspark, load_model
-from models.dspark import DSparkConfig, Network
+from models.dspark import DSparkConfig, DSparkNetwork
 from models.quantization import dequantize
 from spec import (
     DSparkDrafter,
@@ -55,16 +55,16 @@ def target() -> Model:
 
 
 @pytest.fixture(scope="module")
-def network(target: Model) -> Network:
+def network(target: Model) -> DSparkNetwork:
     return load_dspark(FIXTURES / "dspark" / "flashlike", target=target)
 
 
 @pytest.fixture(scope="module")
-def bare(target: Model) -> Network:
+def bare(target: Model) -> DSparkNetwork:
     """Without context features and Markov head."""
     values = {"dspark_target_layer_ids": [], "dspark_markov_rank": 0, "dspark_block_size": 3}
     config = DSparkConfig.from_dict(values | {"dspark_noise_token_id": 95}, target.args, 2)
-    made = Network(config, target)
+    made = DSparkNetwork(config, target)
     fill_randomly(made, config.block, 4)
     return made
 
@@ -72,7 +72,7 @@ def bare(target: Model) -> Network:
 @pytest.mark.parametrize("name", ["network", "bare"])
 def test_every_block_is_the_drafter_s_own(target: Model, name: str, request: pytest.FixtureRequest) -> None:
     """Sequences of different lengths, padded into one batch; anchors before and after the window is full."""
-    network: Network = request.getfixturevalue(name)
+    network: DSparkNetwork = request.getfixturevalue(name)
     texts = [random_tokens(length, vocab_size=96, seed=length)[0].tolist() for length in (31, 44)]
     (batch,) = batches([recorded(text, 3) for text in texts])
     features = Features(target, batch.tokens).at(network.tapped_layers)
@@ -91,7 +91,7 @@ def test_every_block_is_the_drafter_s_own(target: Model, name: str, request: pyt
             assert sure == pytest.approx(proposal.confidence, abs=1e-5)
 
 
-def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Model, network: Network) -> None:
+def test_sampled_blocks_meet_the_target_s_rows_of_their_own_positions(target: Model, network: DSparkNetwork) -> None:
     """Chances against the target's logits after the very tokens, two sequences in one batch."""
     texts = [random_tokens(length, vocab_size=96, seed=length)[0].tolist() for length in (31, 44)]
     (batch,) = batches([recorded(text, 3, 1.0) for text in texts])
@@ -183,7 +183,7 @@ def test_any_drafter_walks_as_it_loops(target: Model, temperature: float, make) 
     assert facts(walked) == facts(done.rounds)
 
 
-def test_a_drafter_sees_every_token_once_and_features_beside_it(target: Model, network: Network) -> None:
+def test_a_drafter_sees_every_token_once_and_features_beside_it(target: Model, network: DSparkNetwork) -> None:
     script = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     drafter = PlannedDrafter(script, wrong=frozenset({6}))
     rounds = walk(recorded(script, 2), drafter, None, 3, VOCABULARY)

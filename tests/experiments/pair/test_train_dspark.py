@@ -16,7 +16,8 @@ from experiments.pair.training.batches import BlockSampler
 from experiments.pair.training.initial import initialize
 from experiments.pair.training.judging import DSparkLossWeights
 from models import Model, load_dspark, load_model
-from models.dspark import Network
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.dspark import DSparkNetwork
 from spec import DSparkDrafter, RandomStream, Request, UserError, collect
 from tests.experiments.pair.training.toys import (
     CLASSES,
@@ -45,7 +46,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("anchor", [1, 7, 12, 30, LENGTH - 5])
 def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
     """One block, with the drafter's own one-block interface, the Markov head and the losses in numpy."""
-    target, gamma = random_model(tiny_config(vocab_size=VOCABULARY)).train(), 4
+    target, gamma = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY))), 4
     network = toy_network(target)
     network.markov_head.markov_w2.weight = mx.random.normal((VOCABULARY, 8), key=mx.random.key(7))
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)
@@ -80,7 +81,7 @@ def test_a_block_is_judged_by_the_formulas(anchor: int) -> None:
 
 
 def test_blocks_are_judged_alike_alone_and_together() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY, batch=2)
     anchors = mx.array([[3, 40], [13, 20]])
     together = judge_blocks(network, target, tokens, anchors)
@@ -93,7 +94,7 @@ def test_blocks_are_judged_alike_alone_and_together() -> None:
 
 def test_only_the_window_before_the_anchor_counts() -> None:
     """In training as in drafting; the target itself sees further, so its features are what is changed here."""
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
     logits, features = target(tokens, tapped_layers=network.tapped_layers)
 
@@ -107,7 +108,7 @@ def test_only_the_window_before_the_anchor_counts() -> None:
 
 
 def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
     assert not {name for name, _ in tree_flatten(network.trainable_parameters())} & {
         name for name, _ in tree_flatten(target.parameters())
@@ -130,7 +131,7 @@ def test_the_drafter_s_gradient_never_reaches_the_target() -> None:
 
 def test_the_confidence_loss_does_not_make_its_label_easier() -> None:
     """The label is what the drafter's distribution earns; only the distribution's own terms may change that."""
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network, tokens = toy_network(target), random_tokens(LENGTH, vocab_size=VOCABULARY)
 
     def loss(parameters: dict) -> mx.array:
@@ -159,7 +160,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_drafter(
     data: Path, target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
-) -> tuple[Model, Network]:
+) -> tuple[Model, DSparkNetwork]:
     """Runs the program for few steps into a folder of its own; the target and the drafter as others load them."""
     monkeypatch.setattr(drafter, "draw_curves", lambda folder: None)
     given = {"target": target, "plan.steps": 2, "plan.evaluate_every": 2, "evaluation_windows": 1}
@@ -192,7 +193,7 @@ def test_ablations_train_load_and_draft(
     assert any("main_" in name for name in names) == bool(tapped_layers)
     assert names["mtp.1.confidence_head.proj.weight"].shape == (1, 32 + rank)
     assert (network.tapped_layers, network.block_size) == (tuple(tapped_layers), gamma)
-    started = Network(network.config, target)
+    started = DSparkNetwork(network.config, target)
     initialize(started, 2, 2)
     moved = [
         not mx.array_equal(ours, theirs.astype(ours.dtype))
@@ -218,7 +219,7 @@ def test_ablations_train_load_and_draft(
 
 
 def test_a_block_without_features_sees_its_own_rows_alone() -> None:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
     network = toy_network(target, dspark_target_layer_ids=[])
     assert network.context_rows(None) == []
     tokens = random_tokens(LENGTH, vocab_size=VOCABULARY)

@@ -23,7 +23,8 @@ from experiments.pair.training.initial import initialize
 from experiments.pair.training.judging import LossWeights
 from experiments.pair.training.loop import Trainer, TrainingPlan
 from models import Model, load_dspark, load_model, load_mtp
-from models.mtp import Network
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.mtp import MTPNetwork
 from spec import FixedPolicy, MTPDrafter, Request, collect
 from spec.errors import UserError
 from tests.random_models import random_model, random_mtp, random_tokens, tiny_config
@@ -229,12 +230,12 @@ def toy_plan(**changes: Any) -> TrainingPlan:
     )
 
 
-def toy_pair(seed: int = 4) -> tuple[Model, Network]:
-    target = random_model(tiny_config(vocab_size=VOCABULARY)).train()
-    network = Network(target)
+def toy_pair(seed: int = 4) -> tuple[Model, MTPNetwork]:
+    target = evaluate_every_expert(random_model(tiny_config(vocab_size=VOCABULARY)))
+    network = MTPNetwork(target)
     initialize(network, 1, seed)
     target.freeze()
-    return target, network.train()
+    return target, evaluate_every_expert(network)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -259,8 +260,8 @@ def test_a_chain_is_judged_by_the_formulas(anchor: int) -> None:
     truth = np.array(tokens)[0, anchor + 1 : anchor + 1 + DEPTH]
     cross_entropy, total_variation = -np.log(q[np.arange(DEPTH), truth]), 0.5 * np.abs(p - q).sum(axis=-1)
 
-    target.train()
-    network.train()
+    evaluate_every_expert(target)
+    evaluate_every_expert(network)
     judged = judge_chains(network, target, tokens, mx.array([[anchor]]), DEPTH)
     np.testing.assert_allclose(judged.overlap[0], 1 - total_variation, atol=1e-5)
     np.testing.assert_allclose(judged.cross_entropy[0], cross_entropy, atol=1e-4)

@@ -19,7 +19,8 @@ from experiments.pair.training.batches import sample_anchors
 from experiments.pair.training.judging import DSparkLossWeights
 from experiments.pair.training.loop import Trainer
 from models import Model, load_dspark, load_model
-from models.deepseek_v4.probe import Probe
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.deepseek_v4.probe import Probe, observing
 from tests.experiments.pair.training.toys import (
     CLASSES,
     DRAFTER,
@@ -228,7 +229,7 @@ def gradients(model: Model, name: str, is_dense: bool, tokens: mx.array) -> dict
 
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_each_loss_trains_its_own_parameters(is_dense: bool) -> None:
-    model, tokens = random_model().train(), random_tokens(LENGTH)
+    model, tokens = evaluate_every_expert(random_model()), random_tokens(LENGTH)
     alignment = gradients(model, "alignment", is_dense, tokens)
     language = gradients(model, "cross_entropy", is_dense, tokens)
     indexer = {name for name in alignment if ".indexer." in name}
@@ -239,13 +240,16 @@ def test_each_loss_trains_its_own_parameters(is_dense: bool) -> None:
 
 
 def test_the_dense_phase_attends_to_every_visible_row_and_the_sparse_phase_to_the_chosen() -> None:
-    model = random_model().train()
+    model = evaluate_every_expert(random_model())
     tokens = random_tokens(LENGTH)
     rows = LENGTH // 4
     assert rows > model.args.index_topk
-    dense, sparse = model(tokens, probe=Probe(is_dense=True)), model(tokens, probe=Probe())
+    with observing(model, is_dense=True):
+        dense = model(tokens)
+    with observing(model):
+        sparse = model(tokens)
     assert mx.array_equal(sparse, model(tokens))
-    every = random_model(tiny_config(index_topk=rows)).train()
+    every = evaluate_every_expert(random_model(tiny_config(index_topk=rows)))
     np.testing.assert_allclose(np.array(dense), np.array(every(tokens)), atol=1e-5)
     change = mx.abs(dense - sparse).max(axis=-1)[0]
     first = 4 * (model.args.index_topk + 1) - 1  # where more rows become visible than are chosen

@@ -16,7 +16,8 @@ from experiments.pair.training.batches import WindowSampler
 from experiments.pair.training.initial import initialize
 from experiments.pair.training.loop import TrainingPlan
 from models import DeepseekV4Config, Model
-from models.dspark import DSparkConfig, Network
+from models.deepseek_v4.moe import evaluate_every_expert
+from models.dspark import DSparkConfig, DSparkNetwork
 from tests.random_models import tiny_config
 
 VOCABULARY, LENGTH = 64, 48
@@ -164,13 +165,13 @@ def toy_plan(**changes: Any) -> TrainingPlan:
 def toy_model(**changes: Any) -> Model:
     model = Model(tiny_config(**(SIZES | {"compress_ratios": (0, 4, 16)} | changes)))
     initialize(model, model.args.num_hidden_layers, 3)
-    return model.train()
+    return evaluate_every_expert(model)
 
 
-def toy_network(target: Model, **changes: Any) -> Network:
-    network = Network(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
+def toy_network(target: Model, **changes: Any) -> DSparkNetwork:
+    network = DSparkNetwork(DSparkConfig.from_dict(DRAFTER | changes, target.args, stages=2), target)
     initialize(network, 2, 4)
-    return network.train()
+    return evaluate_every_expert(network)
 
 
 def toy_sampler(seed: int = 0, rank: int = 0) -> WindowSampler:

@@ -1,4 +1,4 @@
-"""How weights lie in memory."""
+"""Memory layout of weights."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -7,15 +7,15 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from models.deepseek_v4.hyper_connection import HyperConnection, HyperHead
 
 
-def lay_out_for_device(model: nn.Module) -> None:
-    """On the CPU, stores matrices so that ``x @ W.T`` reads them row by row; shapes and values stay.
+def lay_out_for_device(network: nn.Module) -> None:
+    """On a CPU, stores matrices column by column; shapes and values stay.
 
-    The plain CPU wheel's BLAS multiplies by an untransposed matrix about twice as fast as by a transposed one. Other
-    devices are left alone, and so is ``wo_a``, which is split by group before it is used.
+    ``x @ W.T`` then multiplies by a row-contiguous matrix, which the BLAS of MLX's CPU wheel does about twice as fast.
+    ``wo_a`` is left alone, since attention reshapes it by group.
     """
     if mx.default_device().type != mx.DeviceType.cpu:
         return
-    for name, module in model.named_modules():
+    for name, module in network.named_modules():
         if isinstance(module, nn.Linear | SwitchLinear) and not name.endswith("wo_a"):
             module.weight = _by_columns(module.weight)
         elif isinstance(module, HyperConnection | HyperHead):

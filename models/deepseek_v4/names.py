@@ -1,7 +1,7 @@
-"""Names of the DeepSeek-V4 checkpoint's tensors, from names of this library's parameters.
+"""From parameter names of this library to tensor names of the DeepSeek-V4 checkpoints.
 
-The modules are named as the checkpoint names them, but for two things: hyper-connections are modules here and flat
-names there, and an expert layer is one stacked array here and a tensor an expert there.
+They are the same except for hyper-connections (modules here, flat names there) and experts (one stacked array here, a
+tensor for each expert there).
 """
 
 import re
@@ -13,11 +13,11 @@ _HYPER_CONNECTION = re.compile(r"(.*)(hc_attn|hc_ffn|hc_head)\.(fn|base|scale)")
 FLOAT32_NAMES = re.compile(
     r"hc_(attn|ffn|head)_(fn|base|scale)|attn_sink|\.ape$|gate\.(weight|bias)$|compressor\.(wkv|wgate)\.weight$"
 )
-"""Tensors that are computed in float32 whatever the model's dtype, and so are kept in it (the reference's table)."""
+"""Tensors that DeepSeek's reference keeps and computes in float32 whatever the model's dtype."""
 
 
 def checkpoint_names(parameter: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """The checkpoint tensors, with their shapes, that make up one parameter; several for stacked experts, in order."""
+    """Names and shapes of the checkpoint tensors that make up a parameter: one, or one per expert in order."""
     stacked = _STACKED.fullmatch(parameter)
     if stacked:
         prefix, weight = stacked[1], EXPERT_WEIGHTS[stacked[2]]
