@@ -20,15 +20,12 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 def load(path: str | Path, dtype: str | mx.Dtype | None = None) -> tuple[Model, "TokenizerWrapper"]:
-    """Loads a target and its tokenizer.
+    """Loads a target and its tokenizer, in mlx-lm's wrapper.
 
     Args:
         path: folder with ``config.json`` (``model_type: deepseek_v4``), ``*.safetensors`` and tokenizer files, named as
             in the DeepSeek-V4 checkpoints. Relative paths also find what ships: ``models/pretrained/tiny``.
         dtype: "float32", "bfloat16" or "float16" for the weights; None keeps the checkpoint's.
-
-    Returns:
-        The model and mlx-lm's tokenizer wrapper.
 
     Raises:
         ModelError: the folder, its configuration, its tensors or its tokenizer cannot be used.
@@ -50,11 +47,7 @@ def load_model(path: str | Path, dtype: str | mx.Dtype | None = None) -> Model:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The folder of a checkpoint: the path as given, or else relative to the library's root.
-
-    Raises:
-        ModelError: there is no such folder, or it has no config.json.
-    """
+    """The folder at a path, or else at the path from the library's root; a `ModelError` without a config.json there."""
     here = Path(path).expanduser()
     for folder in (here, Path(__file__).parent.parent / here):
         if (folder / "config.json").is_file():

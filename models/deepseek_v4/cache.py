@@ -103,19 +103,13 @@ class CompressorState:
 
 
 class LayerCache:
-    """The state of one layer, in mlx-lm's cache protocol.
-
-    Attributes:
-        offset: committed tokens.
-        written: one past the newest position ever written.
-        max_rollback: how far behind ``written`` `trim` can go.
-    """
+    """The state of one layer, in mlx-lm's cache protocol; it can be trimmed to ``max_rollback`` behind ``written``."""
 
     def __init__(self, config: DeepseekV4Config, layer: int, max_rollback: int) -> None:
         kind, ratio = config.kind(layer), config.compress_ratios[layer]
         self.max_rollback = max_rollback
-        self.offset = 0
-        self.written = 0
+        self.offset = 0  # committed tokens
+        self.written = 0  # one past the newest position ever written
         self.window = config.sliding_window
         self.raw = RowRing(self.window - 1 + max_rollback, config.head_dim)
         self.compressor: CompressorState | None = None

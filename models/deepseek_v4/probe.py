@@ -14,15 +14,12 @@ from models.deepseek_v4.moe import MixtureOfExperts
 
 @dataclass
 class Probe:
-    """What was observed.
+    """What was observed."""
 
-    Attributes:
-        alignment: a scalar for each wide pass of a CSA layer, in nats: the mean KL divergence from the layer's
-            attention over compressed rows to the indexer's distribution.
-        load: tokens given to each expert, (E,) float32, by the number of the score-routed layer.
-    """
-
+    # For each wide pass of a CSA layer, a scalar in nats: the mean KL divergence from the layer's attention over
+    # compressed rows to the indexer's distribution.
     alignment: list[mx.array] = field(default_factory=list)
+    # By the number of the score-routed layer, the tokens given to each expert, (E,) float32.
     load: dict[int, mx.array] = field(default_factory=dict)
 
     def record_indexer(self, weights: mx.array, scores: mx.array, is_attended: mx.array) -> None:

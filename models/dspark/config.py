@@ -16,29 +16,17 @@ ConfidenceInput = Literal["pre_norm", "post_norm"]
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig:
-    """Sizes of a drafter.
+    """Sizes of a drafter."""
 
-    Attributes:
-        block_size: gamma, tokens of a proposal without the anchor.
-        target_layer_ids: layers of the target whose outputs are the drafter's features, in order of concatenation;
-            empty for a drafter whose blocks see no context.
-        markov_rank: R, rank of the Markov head; 0 for none.
-        noise_token_id: input token at positions that are to be drafted.
-        stages: number of V4 blocks.
-        block: their configuration: the target's, but window-only and score-routed.
-        confidence_input: whether the confidence head reads the hidden state before the final norm (V4's reference) or
-            after it (ds4, DeepSpec).
-        confidence_temperatures: for names of `CALIBRATIONS`, divisors of the confidence logits by position, from
-            `experiments.calibrate`; empty if not calibrated.
-    """
-
-    block_size: int
-    target_layer_ids: tuple[int, ...]
-    markov_rank: int
-    noise_token_id: int
-    stages: int
-    block: DeepseekV4Config
+    block_size: int  # gamma, tokens of a proposal, without the anchor
+    target_layer_ids: tuple[int, ...]  # whose outputs are the features, in this order; empty for blocks without context
+    markov_rank: int  # R, rank of the Markov head; 0 for none
+    noise_token_id: int  # input at positions that are to be drafted
+    stages: int  # number of V4 blocks
+    block: DeepseekV4Config  # of the V4 blocks: the target's, but window-only and score-routed
+    # What the confidence head reads: the hidden state before the final norm (V4's reference) or after (ds4, DeepSpec).
     confidence_input: ConfidenceInput = "pre_norm"
+    # Divisors of the confidence logits by position, for names of `CALIBRATIONS`; empty if not calibrated.
     confidence_temperatures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod

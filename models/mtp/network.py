@@ -24,11 +24,7 @@ EXPERT_KEYS = {"mtp_n_routed_experts": "n_routed_experts", "mtp_num_experts_per_
 
 
 def block_config(target: DeepseekV4Config, values: Mapping[str, Any] | None = None) -> DeepseekV4Config:
-    """The block's configuration: the target's, with one window-only, score-routed layer.
-
-    Args:
-        target: the target's configuration.
-        values: a ``config.json``, which may have `EXPERT_KEYS`.
+    """The block's configuration: the target's, with one window-only, score-routed layer and the `EXPERT_KEYS` given.
 
     Raises:
         ValueError: one of these keys is no positive integer, or they do not fit one another.
@@ -103,9 +99,8 @@ class MTPNetwork(nn.Module):
     def chains(self, tokens: mx.array, streams: mx.array, anchors: mx.array, depth: int) -> mx.array:
         """Runs a chain of slots at each of many anchors at once, as drafting would, but fed with the text's tokens.
 
-        The rows of slots before the anchor's are made from the target's streams; from the slot before the anchor on, a
-        slot's input and row are made from the block's own streams. All chains read the same number of rows, a multiple
-        of `ALIGNMENT`, with a mask.
+        A chain begins one position before its anchor, at the last streams of the target that drafting knows, and goes
+        on from the block's own. All chains read the same number of rows, a multiple of `ALIGNMENT`, with a mask.
 
         Args:
             tokens: (B, S) int32, whole texts.
@@ -114,7 +109,7 @@ class MTPNetwork(nn.Module):
             depth: G, slots of a chain.
 
         Returns:
-            (B * A, G, V) float32; row k predicts the token k + 1 after the anchor.
+            Logits (B * A, G, V) float32; row k predicts the token k + 1 after the anchor.
         """
         window, stage = self.config.sliding_window, self.mtp[0]
         length = -(-(window - 1 + depth) // ALIGNMENT) * ALIGNMENT

@@ -1,5 +1,7 @@
 """The V4 block of the MTP drafter, which can also run many chains of slots at once, as training does."""
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -9,18 +11,14 @@ from models.deepseek_v4.config import DeepseekV4Config
 from models.deepseek_v4.hyper_connection import HyperHead
 
 
+@dataclass
 class Chains:
-    """The state of M chains of slots, each at its own position.
+    """The state of M chains of slots, each at its own position."""
 
-    Args:
-        rows: (M, L, d) KV rows of L consecutive slots of each chain.
-        slots: (M, L) int32, the slots' numbers; negative for none.
-        place: which of the L slots runs next; the rows before it are known.
-        window: slots that a slot attends to, itself included.
-    """
-
-    def __init__(self, rows: mx.array, slots: mx.array, place: int, window: int) -> None:
-        self.rows, self.slots, self.place, self.window = rows, slots, place, window
+    rows: mx.array  # (M, L, d) KV rows of L consecutive slots of each chain
+    slots: mx.array  # (M, L) int32, the slots' numbers; negative for none
+    place: int  # which of the L slots runs next; the rows before it are known
+    window: int  # slots that a slot attends to, itself included
 
     @property
     def position(self) -> mx.array:
