@@ -5,5 +5,3 @@ from models.dspark import load_dspark
 from models.errors import ModelError
 from models.loading import load, load_model
 from models.mtp import load_mtp
-
-__all__ = ["DeepseekV4Config", "Model", "ModelError", "load", "load_dspark", "load_model", "load_mtp"]

@@ -3,5 +3,3 @@
 from models.dspark.config import DSparkConfig
 from models.dspark.loading import load_dspark
 from models.dspark.network import BlockOutput, DraftOutput, DSparkNetwork
-
-__all__ = ["BlockOutput", "DSparkConfig", "DSparkNetwork", "DraftOutput", "load_dspark"]

@@ -2,5 +2,3 @@
 
 from models.mtp.loading import load_mtp
 from models.mtp.network import Collapse, MTPNetwork, block_config
-
-__all__ = ["Collapse", "MTPNetwork", "block_config", "load_mtp"]

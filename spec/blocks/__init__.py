@@ -15,18 +15,3 @@ from spec.blocks.policy import FullBlockPolicy
 from spec.blocks.prices import Costs
 from spec.blocks.throughput import ThroughputPolicy
 from spec.blocks.window import WindowPolicy
-
-__all__ = [
-    "AutoPolicy",
-    "BreakEvenPolicy",
-    "CappedPolicy",
-    "ConfidencePolicy",
-    "Costs",
-    "Ds4SchedulerPolicy",
-    "FixedPolicy",
-    "FullBlockPolicy",
-    "SingleJumpPolicy",
-    "StagedPolicy",
-    "ThroughputPolicy",
-    "WindowPolicy",
-]

@@ -6,5 +6,3 @@ from spec.drafters.mtp import MTPDrafter
 from spec.drafters.ngram import NgramDrafter
 from spec.drafters.none import NoneDrafter
 from spec.drafters.oracle import OracleDrafter
-
-__all__ = ["DSparkDrafter", "LanguageModelDrafter", "MTPDrafter", "NgramDrafter", "NoneDrafter", "OracleDrafter"]

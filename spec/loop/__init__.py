@@ -6,15 +6,3 @@ from spec.loop.folded import FoldedLoop
 from spec.loop.replay import BatchReplay, TokenReplay
 from spec.loop.separate import SeparateLoop
 from spec.loop.stopwatch import Stopwatch
-
-__all__ = [
-    "BatchReplay",
-    "FoldedLoop",
-    "FullOnlyCommit",
-    "PrefixCommit",
-    "RollbackCommit",
-    "SeparateLoop",
-    "SpeculativeLoop",
-    "Stopwatch",
-    "TokenReplay",
-]

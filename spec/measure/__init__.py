@@ -5,18 +5,3 @@ from spec.measure.environment import describe
 from spec.measure.exactness import Divergence, Exactness, teacher_force
 from spec.measure.records import RunFolder, read_lines, read_summary
 from spec.measure.repetition import repeated_ngram_share
-
-__all__ = [
-    "Account",
-    "Divergence",
-    "Exactness",
-    "IdentityError",
-    "RunFolder",
-    "account_for",
-    "check_round",
-    "describe",
-    "read_lines",
-    "read_summary",
-    "repeated_ngram_share",
-    "teacher_force",
-]

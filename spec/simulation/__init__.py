@@ -2,5 +2,3 @@
 
 from spec.simulation.recording import Cycle, Recording
 from spec.simulation.simulator import Simulation, simulate
-
-__all__ = ["Cycle", "Recording", "Simulation", "simulate"]

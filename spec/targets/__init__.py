@@ -2,5 +2,3 @@
 
 from spec.targets.recorded import RecordedTarget
 from spec.targets.session import TargetSession
-
-__all__ = ["RecordedTarget", "TargetSession"]

@@ -9,16 +9,3 @@ from spec.verifiers.greedy import GreedyVerifier
 from spec.verifiers.rejection import RejectionVerifier, acceptance, bonus, correction, residual
 from spec.verifiers.rows import processed_rows, target_rows
 from spec.verifiers.sample_match import SampleMatchVerifier
-
-__all__ = [
-    "BlockVerifier",
-    "GreedyVerifier",
-    "RejectionVerifier",
-    "SampleMatchVerifier",
-    "acceptance",
-    "bonus",
-    "correction",
-    "processed_rows",
-    "residual",
-    "target_rows",
-]
