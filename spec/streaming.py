@@ -16,7 +16,7 @@ from spec.sampling import Sampling
 from spec.text import StopStrings, TextStream
 from spec.verifiers import GreedyVerifier, SampleMatchVerifier
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, str]]
 """A text, token ids, or the messages of a chat (``role`` and ``content``)."""
 
 
@@ -52,7 +52,7 @@ class Segment:
 def stream_generate(
     model: nn.Module | Target,
     tokenizer: Any,
-    prompt: Prompt,
+    prompt: PromptLike,
     drafter: Drafter | None = None,
     *,
     max_tokens: int = 256,
@@ -130,7 +130,7 @@ def stream_generate(
 def generate(
     model: nn.Module | Target,
     tokenizer: Any,
-    prompt: Prompt,
+    prompt: PromptLike,
     drafter: Drafter | None = None,
     *,
     verbose: bool = False,
@@ -162,7 +162,7 @@ def describe(segment: Segment) -> str:
     return ", ".join([*parts, f"ended by {segment.finish_reason}"])
 
 
-def _encode(prompt: Prompt, tokenizer: Any) -> list[int]:
+def _encode(prompt: PromptLike, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         return encode_text(prompt, tokenizer)
     if len(prompt) and isinstance(prompt[0], Mapping):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field
 from typing_extensions import override
 
-from spec.blocks.gate import Gate
+from spec.blocks.gate import GatedPolicy
 from spec.errors import UserError
 from spec.rounds import BlockPlan, Round
 from spec.values import checked
@@ -32,7 +32,7 @@ class BreakEvenState(NamedTuple):
 
 
 @checked("block")
-class BreakEvenPolicy(Gate):
+class BreakEvenPolicy(GatedPolicy):
     """Turns drafting off when its rolling net saving is negative, and probes again with exponential back-off.
 
     A drafted round's net saving is the plain decodes that its accepted drafts made needless, less what proposal, verify

@@ -7,7 +7,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from spec.blocks.confidence import ConfidencePolicy
-from spec.blocks.gate import Gate
+from spec.blocks.gate import GatedPolicy
 from spec.protocols import BlockPolicy
 from spec.rounds import BlockPlan, Round
 from spec.values import checked
@@ -38,7 +38,7 @@ class Ds4State(NamedTuple):
 
 
 @checked("block")
-class Ds4SchedulerPolicy(Gate):
+class Ds4SchedulerPolicy(GatedPolicy):
     """Judges windows of rounds and skips some after a bad one; skips after an empty draft; leaves the tail alone.
 
     Source: antirez/ds4, ``DS4_DSPARK_SCHEDULER_*``, with the order of its rules. ds4 reads a clock;

@@ -14,7 +14,7 @@ from spec.rounds import BlockPlan, Round
 from spec.values import checked
 
 
-class GateState(NamedTuple):
+class GatedState(NamedTuple):
     """The gate's own state and that of the policy behind it."""
 
     gate: Any
@@ -22,7 +22,7 @@ class GateState(NamedTuple):
 
 
 @checked("block")
-class Gate(FullBlockPolicy):
+class GatedPolicy(FullBlockPolicy):
     """Asks an inner policy for the block unless it is closed. The inner policy does not see rounds it had no part in.
 
     Attributes:
@@ -78,22 +78,22 @@ class Gate(FullBlockPolicy):
         return min(self.gamma, self.behind.max_gamma)
 
     @override
-    def init(self) -> GateState:
-        return GateState(self.initial(), self.behind.init())
+    def init(self) -> GatedState:
+        return GatedState(self.initial(), self.behind.init())
 
     @override
-    def plan(self, state: GateState, tokens_left: int) -> BlockPlan:
+    def plan(self, state: GatedState, tokens_left: int) -> BlockPlan:
         """Nothing while closed, else what the inner policy wants, cut to gamma."""
         plan = self.closed(state.gate, tokens_left) or self.behind.plan(state.inner, tokens_left)
         return BlockPlan(gamma=self.gamma) if plan.gamma > self.gamma else plan
 
     @override
-    def admits(self, state: GateState, confidences: tuple[float, ...]) -> bool:
+    def admits(self, state: GatedState, confidences: tuple[float, ...]) -> bool:
         return self.behind.admits(state.inner, confidences)
 
     @override
-    def after(self, state: GateState, finished: Round) -> GateState:
+    def after(self, state: GatedState, finished: Round) -> GatedState:
         """Learns from a round; the inner policy learns if it was asked."""
         was_asked = not self.is_closed(state.gate) and finished.outcome != "tail_skip"
         inner = self.behind.after(state.inner, finished) if was_asked else state.inner
-        return GateState(self.learn(state.gate, finished), inner)
+        return GatedState(self.learn(state.gate, finished), inner)
