@@ -1,15 +1,17 @@
 """The same block every round."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
+from typing_extensions import override
 
-from spec.rounds import BlockPlan, Round
+from spec.blocks.policy import FullBlockPolicy
+from spec.rounds import BlockPlan
 from spec.values import checked
 
 
 @checked("block")
-class FixedPolicy:
+class FixedPolicy(FullBlockPolicy):
     """Asks for gamma tokens every round; 0 is plain decoding.
 
     Attributes:
@@ -21,21 +23,6 @@ class FixedPolicy:
 
     gamma: Annotated[int, Field(ge=0, description="0 is plain decoding")] = 5
 
-    @property
-    def max_gamma(self) -> int:
-        """The most it asks for."""
-        return self.gamma
-
-    def init(self) -> None:
-        """There is no state."""
-
-    def plan(self, state: None, tokens_left: int) -> BlockPlan:
-        """Gamma, whatever happened."""
+    @override
+    def plan(self, state: Any, tokens_left: int) -> BlockPlan:
         return BlockPlan(gamma=self.gamma, reason=None if self.gamma else "block.gamma is 0")
-
-    def admits(self, state: None, confidences: tuple[float, ...]) -> bool:
-        """Everything."""
-        return True
-
-    def after(self, state: None, finished: Round) -> None:
-        """There is nothing to learn."""

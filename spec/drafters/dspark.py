@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import mlx.core as mx
 from pydantic import Field
 
+from spec.drafters.networks import check_anchor, check_features, load_beside
 from spec.errors import UserError
 from spec.rounds import Admits, Context, Proposal
 from spec.sampling import DraftSampler, Sampling
@@ -73,22 +74,8 @@ class DSparkDrafter:
         quant: str | None = None,
         **options: Any,
     ) -> "DSparkDrafter":
-        """Loads the network of a checkpoint.
-
-        Args:
-            target: the model to draft for; its embedding and head are shared.
-            load_network: ``models.load_dspark``, given by the configuration so that ``spec`` needs no model code.
-            path: the drafter's checkpoint; None takes the one beside the target.
-            quant: format to quantize the network to; None keeps the checkpoint's.
-            **options: the drafter's own, ``proposal``, ``temperature`` and ``calibration``.
-
-        Raises:
-            UserError: no path is given and the target came from none.
-        """
-        source = path or target.path
-        if source is None:
-            raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
-        return cls(load_network(source, target=target, quant=quant), **options)
+        """Loads the network of a checkpoint; ``options`` are the drafter's own, the others as `load_beside`."""
+        return cls(load_beside(target, load_network, path, quant), **options)
 
     def reset(self, prompt_length: int) -> None:
         """Forgets all rows."""
@@ -107,9 +94,7 @@ class DSparkDrafter:
         if not self.tapped_layers:  # a network without context has nothing to remember but its length
             self._length += len(tokens)
             return
-        if features is None or features.shape[0] != len(tokens):
-            got = None if features is None else features.shape
-            raise ValueError(f"DSpark needs the target's features of each of {len(tokens)} tokens, got {got}")
+        check_features("DSpark", tokens, features)
         window = self.network.window
         newest = features[None, -window:]  # rows that would leave the window at once are not made
         first = self._length + len(tokens) - newest.shape[1]
@@ -128,10 +113,7 @@ class DSparkDrafter:
         Raises:
             ValueError: the anchor does not follow the tokens observed so far.
         """
-        if context.position != self._length:
-            raise ValueError(
-                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
-            )
+        check_anchor(context, self._length)
         sampler = None if self.sampling is None else DraftSampler(context.random, context.position, self.sampling)
         choose = None if sampler is None else lambda logits: sampler.draw(logits[0])[None]
         anchor = mx.array([context.anchor], dtype=mx.int32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from spec.drafters.networks import check_anchor
 from spec.errors import UserError
 from spec.rounds import Admits, Context, Proposal
 
@@ -101,10 +102,7 @@ class LanguageModelDrafter:
         Raises:
             ValueError: the anchor does not follow the tokens observed so far.
         """
-        if context.position != self._length:
-            raise ValueError(
-                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
-            )
+        check_anchor(context, self._length)
         self._rewind(self._length)
         self._ahead = ()
         token, drafted = mx.array([[context.anchor]], dtype=mx.int32), []

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from spec.errors import UserError
+from spec.drafters.networks import check_anchor, check_features, load_beside
 from spec.rounds import Admits, Context, Proposal
 
 
@@ -36,21 +36,8 @@ class MTPDrafter:
     def load(
         cls, target: Any, load_network: Callable[..., Any], path: str | None = None, quant: str | None = None
     ) -> "MTPDrafter":
-        """Loads the block of a checkpoint.
-
-        Args:
-            target: the model to draft for; its embedding and head are shared.
-            load_network: ``models.load_mtp``, given by the configuration so that ``spec`` needs no model code.
-            path: the block's checkpoint; None takes the one beside the target.
-            quant: format to quantize the block to; None keeps the checkpoint's.
-
-        Raises:
-            UserError: no path is given and the target came from none.
-        """
-        source = path or target.path
-        if source is None:
-            raise UserError("drafter.path: the target was loaded from no folder, so give the drafter's own")
-        return cls(load_network(source, target=target, quant=quant))
+        """Loads the block of a checkpoint; arguments as `load_beside`."""
+        return cls(load_beside(target, load_network, path, quant))
 
     def reset(self, prompt_length: int) -> None:
         """Forgets all rows."""
@@ -69,9 +56,7 @@ class MTPDrafter:
         Raises:
             ValueError: the features are missing or do not match the tokens.
         """
-        if features is None or features.shape[0] != len(tokens):
-            got = None if features is None else features.shape
-            raise ValueError(f"MTP needs the target's last streams of each of {len(tokens)} tokens, got {got}")
+        check_features("MTP", tokens, features)
         streams, following = features[None, :-1], list(tokens[1:])
         if self.last_streams is not None:
             streams, following = mx.concatenate([self.last_streams, streams], axis=1), list(tokens)
@@ -87,10 +72,7 @@ class MTPDrafter:
         Raises:
             ValueError: the anchor does not follow the tokens observed so far, or none was.
         """
-        if context.position != self._length or self.last_streams is None:
-            raise ValueError(
-                f"the anchor must stand at {self._length}, after the observed tokens, got {context.position}"
-            )
+        check_anchor(context, self._length, least=1)
         before, rows = self._cache.meta_state, list(self._cache.state)
         token, streams, drafted = mx.array([[context.anchor]], dtype=mx.int32), self.last_streams, []
         for _ in range(gamma):
