@@ -13,7 +13,8 @@ from rich.console import Console
 
 from spec.errors import UserError
 from spec.programs.frame import CONFIGS, complain, run
-from spec.programs.job import Job, Outcome, run_jobs
+from spec.programs.job import Job
+from spec.programs.rotation import Outcome, run_jobs
 from spec.report import make_console, print_notes, print_table
 
 

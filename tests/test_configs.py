@@ -14,8 +14,9 @@ from spec.costs import CostTable
 from spec.errors import UserError
 from spec.loop import Stopwatch
 from spec.programs.frame import CONFIGS
-from spec.programs.job import Job, PreparedJob, make_baseline
+from spec.programs.job import Job, PreparedJob
 from spec.programs.parts import Parts, as_yaml, build, check_complete, load_drafter, load_target
+from spec.programs.rotation import make_baseline
 from spec.prompts import load_prompts
 from spec.sampling import Sampling
 from spec.targets import TargetSession

@@ -56,7 +56,9 @@ def make_drafter(name: str, entry: DictConfig, target: Model) -> DrafterEntry:
     if kind not in choices:
         raise UserError(f"drafters.{name}.kind: wanted one of {', '.join(choices)}, got {kind!r}")
     # Argmax drafts are judged, at every temperature.
-    chosen = OmegaConf.create({"sampling": {"temperature": 0.0}, "drafter": OmegaConf.load(place / f"{kind}.yaml")})
+    chosen = OmegaConf.create(
+        {"sampling": {"temperature": 0.0}, "baseline": True, "drafter": OmegaConf.load(place / f"{kind}.yaml")}
+    )
     chosen.drafter.merge_with(values)
     missing = sorted(key.removeprefix("drafter.") for key in OmegaConf.missing_keys(chosen.drafter))
     if missing:

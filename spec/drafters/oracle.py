@@ -10,6 +10,11 @@ from spec.errors import UserError
 from spec.rounds import Admits, Context, Proposal
 from spec.values import checked_arguments
 
+NO_REFERENCE = (
+    "drafter=oracle plays back a known continuation, got none: run it with baseline=true, or give the request a "
+    "reference"
+)
+
 
 class OracleDrafter(NoneDrafter):
     """Proposes the request's known continuation (`Request.reference`), each token right with a given probability.
@@ -19,13 +24,16 @@ class OracleDrafter(NoneDrafter):
 
     Args:
         accept_rate: probability that a proposed token is the known one, 0..1.
+        has_reference: whether requests will have a known continuation; in a run that is the baseline's output.
 
     Raises:
-        UserError: accept_rate lies outside 0..1.
+        UserError: accept_rate lies outside 0..1, or there will be no reference.
     """
 
     @checked_arguments("drafter")
-    def __init__(self, *, accept_rate: Annotated[float, Field(ge=0, le=1)] = 0.8) -> None:
+    def __init__(self, *, accept_rate: Annotated[float, Field(ge=0, le=1)] = 0.8, has_reference: bool = True) -> None:
+        if not has_reference:
+            raise UserError(NO_REFERENCE)
         self.accept_rate = accept_rate
 
     @override
@@ -36,10 +44,7 @@ class OracleDrafter(NoneDrafter):
             UserError: the request has no reference.
         """
         if context.reference is None:
-            raise UserError(
-                "drafter=oracle plays back a known continuation, got none: run it with baseline=true, or give the "
-                "request a reference"
-            )
+            raise UserError(NO_REFERENCE)
         first = context.position + 1 - context.prompt_length
         known = context.reference[first : first + gamma]
         if not known:

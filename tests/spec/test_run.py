@@ -11,7 +11,7 @@ import pytest
 
 from spec.loop import base, folded
 from spec.measure import read_lines
-from spec.programs import job
+from spec.programs import rotation
 from spec.programs.parts import load_target
 
 ROOT = Path(__file__).parents[2]
@@ -277,7 +277,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Finished jobs are not run again, unless their configuration is another; the job that was cut off is."""
-    real, done = job.summarize, []
+    real, done = rotation.summarize, []
 
     def interrupted(**values):
         if len(done) == 1:
@@ -287,7 +287,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 
     sweep = ("-m", "drafter=ngram", "drafter.n_min=1", "block.gamma=1,2,3")
     with monkeypatch.context() as patch:
-        patch.setattr(job, "summarize", interrupted)
+        patch.setattr(rotation, "summarize", interrupted)
         assert program(*sweep) == 130
     folders = [tmp_path / "sweep" / str(number) for number in range(3)]
     assert [(folder / "summary.json").exists() for folder in folders] == [True, False, False]
