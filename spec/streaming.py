@@ -167,4 +167,4 @@ def _encode(prompt: PromptLike, tokenizer: Any) -> list[int]:
         return encode_text(prompt, tokenizer)
     if len(prompt) and isinstance(prompt[0], Mapping):
         return encode_messages(prompt, tokenizer)
-    return list(prompt)
+    return [int(token) for token in prompt]

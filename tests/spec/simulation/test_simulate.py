@@ -26,7 +26,7 @@ from spec.measure import read_lines
 from spec.simulation import simulate
 from spec.simulation.recording import Cycle, Recording, num_tokens, pair_lengths
 from tests.spec.measure.test_account import ds4_account
-from tests.spec.measure.test_costs import named
+from tests.spec.test_costs import named
 
 LINE = ds4_account()
 COUNTS = ("full", "miss_first", "no_draft", "scheduler_skips", "tail_skips")
