@@ -48,9 +48,9 @@ from spec.loop import (
     TokenReplay,
 )
 from spec.measure.generation import Generation, collect
-from spec.protocols import BlockPolicy, CommitPath, Drafter, Loop, Replay, StopRule, Target, Verifier
+from spec.protocols import BlockPolicy, CommitPath, Drafter, Loop, Replay, Target, Verifier
 from spec.randomness import RandomStream
-from spec.rounds import BlockPlan, Context, Proposal, Request, Round, TargetPass, Verdict
+from spec.rounds import BlockPlan, Context, Proposal, Request, Round, StopRule, TargetPass, Verdict
 from spec.sampling import DraftSampler, Sampling
 from spec.simulation.recording import Recording
 from spec.streaming import Segment, generate, stream_generate

@@ -136,13 +136,6 @@ class Replay(Protocol):
         """Runs tokens at the target's offset and returns their rows as one pass."""
 
 
-class StopRule(Protocol):
-    """A stop condition on the text, seen by the loop as a count of tokens."""
-
-    def cut(self, emitted: Sequence[int], new: Sequence[int]) -> int | None:
-        """How many of the new tokens to emit, the one that completes a stop string included; None if none does."""
-
-
 class Loop(Protocol):
     """The order of the steps: from a request to rounds."""
 

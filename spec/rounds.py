@@ -5,15 +5,12 @@ Shapes: G proposed tokens, V vocabulary, T rows of a pass, L tapped layers, H hi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import mlx.core as mx
 
 from spec.randomness import RandomStream
 from spec.sampling import DraftSampler
-
-if TYPE_CHECKING:
-    from spec.protocols import StopRule
 
 NextTokenKind = Literal["bonus", "correction", "none"]
 Outcome = Literal["prefill", "full", "partial", "miss_first", "no_draft", "no_room", "invalid", "tail_skip"]
@@ -23,6 +20,13 @@ FinishReason = Literal["eos", "stop_string", "max_tokens", "context"]
 Guarantee = Literal["tokens", "law", "none"]
 Admits = Callable[[tuple[float, ...]], bool]
 """Given confidences c_1 .. c_k, whether token k may be drawn. Known before the token is, so it cannot bias the draw."""
+
+
+class StopRule(Protocol):
+    """A stop condition on the text, seen by the loop as a count of tokens."""
+
+    def cut(self, emitted: Sequence[int], new: Sequence[int]) -> int | None:
+        """How many of the new tokens to emit, the one that completes a stop string included; None if none does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class Request:
     prompt: Sequence[int]
     max_tokens: int = 256
     eos: frozenset[int] = frozenset()
-    stop: "StopRule | None" = None
+    stop: StopRule | None = None
     random: RandomStream = field(default_factory=RandomStream)
     reference: Sequence[int] | None = None
 

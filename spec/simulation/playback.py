@@ -81,6 +81,6 @@ class StopAt:
     count: int
 
     def cut(self, emitted: list[int], new: tuple[int, ...]) -> int | None:
-        """See `spec.protocols.StopRule`."""
+        """See `spec.rounds.StopRule`."""
         left = self.count - len(emitted)
         return left if left <= len(new) else None
