@@ -216,12 +216,11 @@ class SpeculativeLoop(ABC):
         proposal = self.drafter.propose(context, gamma, lambda asked: self.block.admits(progress.state, asked))
         check_proposal(proposal, gamma, self.drafter)
         self.stopwatch.pay("propose", len(proposal.tokens))
-        if not proposal.tokens:
-            return Attempt(proposal=proposal, gamma=gamma, outcome="no_draft")
+        outcome: Outcome | None = None if proposal.tokens else "no_draft"
         if wrong := foreign(proposal.tokens, self.target.vocab_size):
             reason = f"drafted ids {wrong} lie outside the target's vocabulary of {self.target.vocab_size}"
-            return Attempt(proposal=Proposal(reason=reason), gamma=gamma, outcome="invalid")
-        return Attempt(proposal=proposal, gamma=gamma)
+            proposal, outcome = Proposal(reason=reason), "invalid"
+        return Attempt(proposal=proposal, gamma=gamma, outcome=outcome)
 
     def _decode(self, context: Context) -> TargetPass:
         """A plain decode of the anchor."""

@@ -33,8 +33,7 @@ class Progress:
     @property
     def context(self) -> Context:
         """The text so far."""
-        request = self.request
-        return Context(self.tokens, request.random, request.reference, len(request.prompt))
+        return Context(self.tokens, self.request.random, self.request.reference, len(self.request.prompt))
 
     @property
     def tokens_left(self) -> int:

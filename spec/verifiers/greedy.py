@@ -40,7 +40,6 @@ class GreedyVerifier:
             ValueError: a row has no finite maximum.
         """
         wanted = mx.argmax(processed_rows(self.sampling, proposal, logits, context), axis=-1).tolist()
-        accepted = 0
-        while accepted < len(proposal.tokens) and proposal.tokens[accepted] == wanted[accepted]:
-            accepted += 1
+        misses = [at for at, token in enumerate(proposal.tokens) if token != wanted[at]]
+        accepted = misses[0] if misses else len(proposal.tokens)
         return Verdict(accepted=accepted, next_token=wanted[accepted] if accepted < len(wanted) else None)
