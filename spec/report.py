@@ -7,7 +7,7 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,20 @@ def print_table(summaries: Sequence[Summary], console: Console) -> None:
         console: where to.
     """
     keys = differing_overrides(summaries)
-    table = Table(title=escape(_title(summaries)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    names = {f"{row['class']} ({row['num_prompts']})" for summary in summaries for row in summary["by_class"]}
+    has_names = len(names) > 1  # one prompt class for all goes into the title
+    table = Table(
+        title=escape(_title(summaries, names)),
+        box=box.SIMPLE_HEAD,
+        padding=(0, int(console.width > 80), 0, 0),  # a narrow terminal needs the room for the words
+        pad_edge=False,
+        show_edge=False,
+    )
     for name in _short(keys):
         table.add_column(name, overflow="fold")
-    for column in ("prompts", "tokens/s", "baseline", "speed-up", "tau", "exactness"):
+    if has_names:
+        table.add_column("prompts", no_wrap=True)
+    for column in ("tokens/s", "baseline", "speed-up", "tau", "exactness"):
         is_number = column in ("tokens/s", "baseline", "tau")
         table.add_column(column, justify="right" if is_number else "left", no_wrap=column != "exactness")
     below = []
@@ -48,7 +58,7 @@ def print_table(summaries: Sequence[Summary], console: Console) -> None:
             name = f"{row['class']} ({row['num_prompts']})"
             table.add_row(
                 *map(escape, values),
-                escape(name),
+                *([escape(name)] if has_names else []),
                 number(row["tokens_per_s"], 1),
                 number(row["baseline_tokens_per_s"], 1),
                 speedup(row),
@@ -78,10 +88,11 @@ def print_notes(summaries: Sequence[Summary], console: Console) -> None:
             console.print(state(summary["state"]), highlight=False)
 
 
-def _title(summaries: Sequence[Summary]) -> str:
+def _title(summaries: Sequence[Summary], names: Collection[str]) -> str:
     experiments = dict.fromkeys(summary["experiment"] for summary in summaries)
     machines = dict.fromkeys(f"{one['device']} ({one['backend']})" for one in (s["environment"] for s in summaries))
-    return f"{', '.join(experiments)} on {', '.join(machines)}"
+    prompts = f", {next(iter(names))}" if len(names) == 1 else ""
+    return f"{', '.join(experiments)}{prompts}, on {', '.join(machines)}"
 
 
 def parse_overrides(summary: Summary) -> dict[str, str]:
