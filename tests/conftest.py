@@ -1,5 +1,6 @@
-"""Fixtures that all tests share: the CPU as device, random tiny models, one profile for property tests."""
+"""Fixtures that all tests share: the CPU as device, random tiny models, prompts, one profile for property tests."""
 
+import json
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +14,12 @@ from tests.random_models import random_model, tiny_config
 mx.set_default_device(mx.cpu)  # the backend on which passes of any width agree to the bit
 settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 settings.load_profile("suite")
+
+PROMPTS = [
+    {"id": "one", "prompt": "a b a b a b a b"},
+    {"id": "two", "prompt": "the cat and the cat and the"},
+    {"id": "three", "prompt": "once upon a time once upon"},
+]
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +48,11 @@ def mtp_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mtp")
     write_mtp(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A JSONL file of three prompts."""
+    path = tmp_path_factory.mktemp("prompts") / "three.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), encoding="utf-8")
+    return path

@@ -132,7 +132,7 @@ class DSparkDrafter:
         return Proposal(tokens=tuple(drafted.tokens[0, :count].tolist()), confidence=confidence)
 
     @property
-    def context(self) -> tuple[mx.array, ...]:
+    def context_rows(self) -> tuple[mx.array, ...]:
         """Rows (1, C, d) a stage of the last C = min(window, tokens observed) committed tokens."""
         return self._rows
 

@@ -114,7 +114,7 @@ class LanguageModelDrafter:
         return Proposal(tokens=tokens)
 
     @property
-    def context(self) -> list[Any]:
+    def cache(self) -> list[Any]:
         """The model's cache."""
         return self._cache
 

@@ -85,6 +85,6 @@ class MTPDrafter:
         return Proposal(tokens=tuple(tokens))
 
     @property
-    def context(self) -> Any:
+    def cache(self) -> Any:
         """The block's cache; its offset is one less than the tokens observed, or 0."""
         return self._cache

@@ -93,9 +93,8 @@ def check_verdict(verdict: Any, proposal: Proposal, rows: int, vocab_size: int, 
         raise PartError(f"verifier: {name}.accept must return a Verdict, got {_shown(verdict)}")
     accepted, token = verdict.accepted, verdict.next_token
     if type(accepted) is not int or not 0 <= accepted <= count:
-        raise PartError(
-            f"verifier: {name} accepted {_shown(accepted)} of {count} drafts, wanted a whole number of them"
-        )
+        wanted = f"an integer in 0..{count}"
+        raise PartError(f"verifier: {name} accepted {_shown(accepted)} of {count} drafts, wanted {wanted}")
     has_none = token is None and accepted == rows  # no row is left for a bonus
     if not has_none and (type(token) is not int or not 0 <= token < vocab_size):
         wanted = f"a Python integer in 0..{vocab_size - 1}"

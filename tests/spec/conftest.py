@@ -1,6 +1,5 @@
-"""Prompts on disk, and the main program in this process."""
+"""The main program in this process."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,20 +7,6 @@ from pathlib import Path
 import pytest
 
 from spec import run
-
-PROMPTS = [
-    {"id": "one", "prompt": "a b a b a b a b"},
-    {"id": "two", "prompt": "the cat and the cat and the"},
-    {"id": "three", "prompt": "once upon a time once upon"},
-]
-
-
-@pytest.fixture(scope="session")
-def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A JSONL file of three prompts."""
-    path = tmp_path_factory.mktemp("prompts") / "three.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Test doubles: a target whose output is written down, drafters with a plan, and loops of default parts."""
+"""Test doubles beside those of `spec.testing`: contexts, watched policies, and loops of default parts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,6 @@ from spec import (
     Context,
     FixedPolicy,
     FoldedLoop,
-    NoneDrafter,
-    Proposal,
     RandomStream,
     RecordedTarget,
     Round,
@@ -19,6 +17,9 @@ from spec import (
     TargetSession,
 )
 from spec.protocols import BlockPolicy, Drafter, Target
+from spec.testing.doubles import NosyPolicy as NosyPolicy
+from spec.testing.doubles import PlannedDrafter as PlannedDrafter
+from spec.testing.doubles import WrongDrafter as WrongDrafter
 
 
 def context_at(anchor: int, position: int, random: RandomStream | None = None, **fields: Any) -> Context:
@@ -34,38 +35,6 @@ def before(position: int, random: RandomStream, committed: Sequence[int] | None 
 def scripted_target(script: Sequence[int], vocab_size: int = 32, **options: Any) -> RecordedTarget:
     """A target that wants ``script[p]`` at position p, whatever came before."""
     return RecordedTarget.of_tokens(script, vocab_size, **({"context_length": 10_000, "max_rollback": 16} | options))
-
-
-class PlannedDrafter(NoneDrafter):
-    """Proposes the script's tokens, with an error at chosen places, and remembers all that it was shown."""
-
-    def __init__(self, script: Sequence[int], wrong: frozenset[int] = frozenset()) -> None:
-        self.script, self.wrong = tuple(script), wrong
-        self.seen: list[int] = []
-
-    def reset(self, prompt_length: int) -> None:
-        self.seen = []
-
-    def observe(self, tokens: Sequence[int], features: mx.array | None) -> None:
-        self.seen += tokens
-
-    def propose(self, context, gamma, admits=None) -> Proposal:
-        known = range(context.position + 1, min(context.position + 1 + gamma, len(self.script)))
-        if not known:
-            return Proposal(reason="the script ends")
-        return Proposal(tokens=tuple(self.script[at] ^ (1 if at in self.wrong else 0) for at in known))
-
-
-class WrongDrafter(NoneDrafter):
-    """Proposes what the target cannot want next: the token after the one that a plain run emits."""
-
-    def __init__(self, plain: Sequence[int], start: int, vocab_size: int) -> None:
-        self.plain, self.start, self.vocab_size = plain, start, vocab_size
-
-    def propose(self, context, gamma, admits=None) -> Proposal:
-        first = context.position + 1 - self.start
-        tokens = [(token + 1) % self.vocab_size for token in self.plain[first : first + gamma]]
-        return Proposal(tokens=tuple(tokens)) if tokens else Proposal(reason="the plan ends")
 
 
 class SpyPolicy:
@@ -89,24 +58,6 @@ class SpyPolicy:
         assert state == len(self.seen)
         self.seen.append(finished)
         return state + 1
-
-
-class NosyPolicy:
-    """A block policy that looks at all it may: the next gamma depends on what was proposed and accepted before."""
-
-    max_gamma = 2
-
-    def init(self) -> int:
-        return 0
-
-    def plan(self, state: int, tokens_left: int) -> BlockPlan:
-        return BlockPlan(gamma=1 + state % 2)
-
-    def admits(self, state: int, confidences: tuple[float, ...]) -> bool:
-        return True
-
-    def after(self, state: int, finished: Round) -> int:
-        return sum(finished.proposed) + finished.accepted
 
 
 class PolicyTrial:

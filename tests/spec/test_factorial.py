@@ -39,6 +39,7 @@ from spec import (
     TokenReplay,
     WindowPolicy,
 )
+from spec.testing import ConfidentOracle
 from tests.models.cache_rows import PlainDecoding, assert_same_rows
 from tests.random_models import TINY, random_model, random_tokens
 from tests.spec.doubles import make_loop, session
@@ -48,22 +49,6 @@ PROMPT = 14  # past the window of 12, and in the middle of a window of every rat
 LENGTH = 20  # windows of every ratio close on the way, two of ratio 16 among them
 CYCLE = max(TINY["compress_ratios"])
 COSTS = CostTable(name="test", passes={1: 10.0, 2: 14.0, 6: 24.0}, propose={0: 1.0, 5: 4.0})
-
-
-class ConfidentOracle(OracleDrafter):
-    """The oracle with a made-up confidence at every position, which it heeds: 0 to 1, whatever the token is worth."""
-
-    def propose(self, context, gamma, admits=None) -> Proposal:
-        whole = super().propose(context, gamma)
-        confidence = tuple(
-            context.random.uniform(context.position + 1 + at, "accept") for at in range(len(whole.tokens))
-        )
-        count = 0
-        while count < len(confidence) and (admits is None or admits(confidence[: count + 1])):
-            count += 1
-        if not count:
-            return Proposal(reason=whole.reason or "the block policy admits nothing")
-        return Proposal(tokens=whole.tokens[:count], confidence=confidence[:count])
 
 
 LOOPS: dict[str, Callable[..., SpeculativeLoop]] = {

@@ -36,7 +36,7 @@ def ready(target: Model, network: DSparkNetwork, **options) -> DSparkDrafter:
 def test_every_row_is_the_chains_softmax_given_the_drawn_token(target: Model, network: DSparkNetwork) -> None:
     drafter = ready(target, network, proposal="sampled", temperature=0.7)
     proposal = drafter.propose(context_at(7, len(PROMPT), DRAWS), 5)
-    output = network.block(mx.array([7], dtype=mx.int32), len(PROMPT), list(drafter.context))
+    output = network.block(mx.array([7], dtype=mx.int32), len(PROMPT), list(drafter.context_rows))
     previous = mx.array([[7, *proposal.tokens[:-1]]], dtype=mx.int32)
     embedded = network.markov_head.embed(previous)
     expected = mx.softmax((output.logits + network.markov_head.bias(embedded)) / 0.7, axis=-1)[0]

@@ -23,6 +23,7 @@ from spec import (
     UserError,
     WindowPolicy,
 )
+from spec.testing import BlockPolicyContract, NosyPolicy
 from tests.spec.blocks.simulation import M5_MAX, UNJUDGED, Table, full, judged, make_round
 from tests.spec.doubles import PolicyTrial
 
@@ -41,6 +42,25 @@ MAKERS: dict[str, Callable[..., BlockPolicy]] = {
     "auto": lambda gamma: AutoPolicy(gamma=gamma, costs=M5_MAX),
 }
 NAMES = sorted(MAKERS)
+
+
+class TestEveryPolicy(BlockPolicyContract):
+    @pytest.fixture(autouse=True, params=NAMES)
+    def _named(self, request: pytest.FixtureRequest) -> None:
+        self.name = request.param
+
+    def make(self) -> BlockPolicy:
+        return MAKERS[self.name](gamma=5)
+
+
+class TestNoBlock(BlockPolicyContract):
+    def make(self) -> FixedPolicy:
+        return FixedPolicy(gamma=0)
+
+
+class TestNosyPolicy(BlockPolicyContract):
+    def make(self) -> NosyPolicy:
+        return NosyPolicy()
 
 
 @st.composite
