@@ -23,7 +23,7 @@ from spec.rounds import Context, Proposal, Request
 from spec.targets.recorded import RecordedTarget
 from spec.targets.session import TargetSession
 from spec.testing.doubles import MixedDrafter, random_text
-from spec.testing.paths import PATHS, Path
+from spec.testing.paths import PATHS, LoopPath
 
 
 class DrafterContract:
@@ -49,7 +49,7 @@ class DrafterContract:
     length: int = 20
     gamma: int = 5
     tolerance: float = 1e-5
-    paths: ClassVar[tuple[Path, ...]] = PATHS
+    paths: ClassVar[tuple[LoopPath, ...]] = PATHS
     random: ClassVar[RandomStream] = RandomStream(seed=1)
 
     def make(self, target: Any) -> Drafter:
@@ -242,7 +242,7 @@ class DrafterContract:
     def _gammas(self, drafter: Drafter) -> list[int]:
         return sorted({*range(1, self._longest(drafter) + 1), drafter.max_gamma or self.gamma})
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> list[LoopPath]:
         """Those of `paths` that the target can take."""
         _, target = self._fresh()
         return [path for path in self.paths if target.can_trim or not isinstance(path.commit, PrefixCommit)]
@@ -273,7 +273,9 @@ class DrafterContract:
             reference=reference[shown:],
         )
 
-    def _runs_as_plain_decoding(self, prompt: Sequence[int], plain: tuple[int, ...], path: Path, number: int) -> None:
+    def _runs_as_plain_decoding(
+        self, prompt: Sequence[int], plain: tuple[int, ...], path: LoopPath, number: int
+    ) -> None:
         drafter, target = self._fresh()
         gammas = self._gammas(drafter)[::-1]
         loop = path.loop(target, drafter, min(self._longest(drafter), gammas[number % len(gammas)]))

@@ -33,7 +33,7 @@ class KeyUsedTwiceError(Exception):
 
 
 @dataclass
-class Path:
+class DrawPath:
     """The draws of one run: which outcome each had, and the product of their probabilities.
 
     Attributes:
@@ -78,7 +78,7 @@ class Path:
 class BranchingStream(RandomStream):
     """A stream that follows a path; `RandomStream.in_round` keeps it."""
 
-    path: Path = field(default_factory=lambda: Path([]), compare=False)
+    path: DrawPath = field(default_factory=lambda: DrawPath([]), compare=False)
 
     @override
     def accepts(self, probability: float, position: int) -> bool:
@@ -105,7 +105,7 @@ def law_of(program: Callable[[RandomStream], Hashable]) -> Law:
     law: Law = {}
     script: list[int] | None = []
     while script is not None:
-        path = Path(script)
+        path = DrawPath(script)
         result = program(BranchingStream(path=path))
         law[result] = law.get(result, 0.0) + path.probability
         script = path.next_script()

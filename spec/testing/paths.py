@@ -19,7 +19,7 @@ from spec.protocols import CommitPath, Drafter, Replay, Target
 
 
 @dataclass(frozen=True)
-class Path:
+class LoopPath:
     """A loop, a commit path and a replay: one way from a proposal to committed state."""
 
     shape: Callable[..., SpeculativeLoop]
@@ -37,11 +37,11 @@ class Path:
 
 
 PATHS = (
-    Path(FoldedLoop, PrefixCommit(), TokenReplay()),
-    Path(FoldedLoop, FullOnlyCommit(), TokenReplay()),
-    Path(FoldedLoop, RollbackCommit(), BatchReplay()),
-    Path(SeparateLoop, PrefixCommit(), TokenReplay()),
-    Path(SeparateLoop, FullOnlyCommit(), BatchReplay()),
-    Path(SeparateLoop, RollbackCommit(), TokenReplay()),
-    Path(partial(SeparateLoop, correction="replay"), PrefixCommit(), TokenReplay()),
+    LoopPath(FoldedLoop, PrefixCommit(), TokenReplay()),
+    LoopPath(FoldedLoop, FullOnlyCommit(), TokenReplay()),
+    LoopPath(FoldedLoop, RollbackCommit(), BatchReplay()),
+    LoopPath(SeparateLoop, PrefixCommit(), TokenReplay()),
+    LoopPath(SeparateLoop, FullOnlyCommit(), BatchReplay()),
+    LoopPath(SeparateLoop, RollbackCommit(), TokenReplay()),
+    LoopPath(partial(SeparateLoop, correction="replay"), PrefixCommit(), TokenReplay()),
 )
