@@ -29,6 +29,7 @@ def main() -> int:
         one = Job(
             config=config,
             output=Path(settings.runtime.output_dir),
+            place=Path(settings.sweep.dir if settings.mode == RunMode.MULTIRUN else settings.runtime.output_dir),
             overrides=tuple(settings.overrides.task),
             choices={group: str(choice) for group, choice in settings.runtime.choices.items()},
         )
@@ -48,7 +49,7 @@ def main() -> int:
                 failed.extend(outcome for outcome in _run(swept, resumes=True) if isinstance(outcome, UserError))
             except KeyboardInterrupt:
                 arguments = [text for text in sys.argv[1:] if not text.startswith("hydra.sweep.dir=")]
-                again = shlex.join([*arguments, f"hydra.sweep.dir={swept[0].output.parent}"])
+                again = shlex.join([*arguments, f"hydra.sweep.dir={swept[0].place}"])
                 print(f"to go on: python -m spec.run {again}", file=sys.stderr)
                 raise
         return 2 if failed else 0
@@ -81,8 +82,7 @@ def _run(jobs: list[Job], *, resumes: bool) -> list[Outcome]:
         console = make_console()
         print_table(summaries, console)
         print_notes(summaries, console)
-        place = jobs[0].output if len(jobs) == 1 else jobs[0].output.parent
-        console.print(f"records: {place}", style="dim", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"records: {jobs[0].place}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return [outcomes[job.output] for job in jobs]
 
 

@@ -66,7 +66,7 @@ def test_every_choice_makes_a_loop(
     )
     drafter_class = config.drafter._target_.split(".")[1]
     assert type(loop.drafter).__name__ == drafter_class
-    baseline = make_baseline(PreparedJob.of(Job(config=config, output=tmp_path)), session(), stopwatch)
+    baseline = make_baseline(PreparedJob.of(Job(config=config, output=tmp_path, place=tmp_path)), session(), stopwatch)
     assert baseline.block == FixedPolicy(gamma=0)
     assert type(baseline) is type(loop)
 

@@ -42,12 +42,14 @@ class Job:
     Attributes:
         config: composed from ``configs/``.
         output: folder for the records.
+        place: what a user is pointed to: the sweep's folder, or the job's own.
         overrides: of the command line, as Hydra was given them.
         choices: of the configuration groups, by group.
     """
 
     config: DictConfig
     output: Path
+    place: Path
     overrides: tuple[str, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
 
