@@ -9,7 +9,7 @@ are counted so:
   round of the folded loop spends ``target`` time if it proposed nothing, else ``verify`` time for anchor and drafts
   together.
 
-What was saved is told twice.
+Two figures say what was saved:
 
 - ``saved`` is ds4's estimate, round by round, of what the work of the verify pass would have cost as plain decodes. In
   the separate loop, as in ds4: accepted drafts, each at the price of that round's own decode. In the folded loop the
