@@ -21,7 +21,7 @@ from rich.table import Table
 from spec import Context, CostTable, TargetSession
 from spec.measure.environment import backend
 from spec.programs.frame import CONFIGS, run
-from spec.programs.parts import as_yaml, load_drafter, load_target
+from spec.programs.parts import as_yaml, build_drafter, load_target
 from spec.prompts import encode, load_prompts
 from spec.protocols import Drafter
 
@@ -55,7 +55,9 @@ def measure(
     inputs = [prompt[index % len(prompt)] for index in range(rows)]
     passes, proposals, snapshots, commits = defaultdict(list), defaultdict(list), [], []
     for repeat in range(repeats + 1):
-        before = {"snapshot": timed(session.snapshot)[0]}
+        snapshot, _ = timed(session.snapshot)
+        if repeat:
+            snapshots.append(snapshot)
         for width in range(1, rows + 1):
             passed, _ = timed(lambda width=width: session.forward(inputs[:width]))
             committed, _ = timed(lambda width=width: session.trim(width))
@@ -71,7 +73,6 @@ def measure(
             )
             if repeat:
                 proposals[len(proposal.tokens)].append(took)
-        snapshots += [before["snapshot"]] if repeat else []
     return CostTable(
         name=name,
         passes={width: round(median(times), 4) for width, times in passes.items()},
@@ -84,9 +85,8 @@ def measure(
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="measure_costs")
 def main(config: DictConfig) -> None:
     """Measures, prints the table and writes it to ``output``."""
-    target = as_yaml(config.target)
-    model, tokenizer = load_target(target)
-    drafter = load_drafter(as_yaml(config.drafter), target)
+    model, tokenizer = load_target(as_yaml(config.target))
+    drafter = build_drafter(config.drafter, model)
     prompt = encode(load_prompts([config.prompts], name="costs", limit=1)[0], tokenizer)
     gamma = config.gamma if drafter.max_gamma is None else min(config.gamma, drafter.max_gamma)
     info = mx.device_info()

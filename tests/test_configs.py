@@ -15,7 +15,7 @@ from spec.errors import UserError
 from spec.loop import Stopwatch
 from spec.programs.frame import CONFIGS
 from spec.programs.job import Job, PreparedJob
-from spec.programs.parts import Parts, as_yaml, build, check_complete, load_drafter, load_target
+from spec.programs.parts import Parts, as_yaml, build, build_drafter, check_complete, load_target
 from spec.programs.rotation import make_baseline
 from spec.prompts import load_prompts
 from spec.sampling import Sampling
@@ -51,10 +51,9 @@ def test_every_choice_makes_a_loop(
         costs = [f"costs.path={tmp_path / 'costs.yaml'}"]
     config = composed(f"{group}={choice}", f"target.path={checkpoint}", *paths, *costs)
     check_complete(config)
-    target = as_yaml(config.target)
-    drafter = load_drafter(as_yaml(config.drafter), target)
+    model = load_target(as_yaml(config.target))[0]
+    drafter = build_drafter(config.drafter, model)
     parts, stopwatch = Parts(config), Stopwatch()
-    model = load_target(target)[0]
     session = partial(TargetSession, model, max_rollback=6)
     loop = parts.loop(
         target=session(tapped_layers=drafter.tapped_layers),

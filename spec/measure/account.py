@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from spec.loop.stopwatch import PARTS
 from spec.measure.generation import Generation
 from spec.rounds import Round
 
@@ -237,10 +238,7 @@ def _total(histogram: Mapping[int, int]) -> int:
 
 def _times(generations: Sequence[Generation], baseline_ms: Sequence[float | None]) -> dict[str, float | None]:
     rounds = [item for generation in generations for item in generation.rounds]
-    times: dict[str, float | None] = {
-        name: 1000 * sum(getattr(item, f"{name}_s") for item in rounds)
-        for name in ("propose", "snapshot", "verify", "replay", "commit", "target")
-    }
+    times: dict[str, float | None] = {name: 1000 * sum(getattr(item, f"{name}_s") for item in rounds) for name in PARTS}
     times["wall"] = 1000 * sum(item.duration_s for item in rounds)
     times["other"] = times["wall"] - sum(times[name] for name in (*PARTS_OF_SPEC, "propose", "target"))
     times["spec_total"] = sum(times[name] for name in PARTS_OF_SPEC)

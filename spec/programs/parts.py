@@ -91,16 +91,11 @@ def load_target(config: str) -> tuple[Any, Any]:
     return build("target", OmegaConf.create(config))
 
 
-def load_drafter(config: str, target_config: str) -> Drafter:
-    """The drafter for a target; one that waits for it (``_partial_: true``) gets it. Arguments as `load_target`.
-
-    Every generation resets it, so that jobs with the same drafter may share it.
-    """
-    return build_drafter(OmegaConf.create(config), load_target(target_config)[0])
-
-
 def build_drafter(config: DictConfig, target: Any, role: str = "drafter") -> Drafter:
-    """A drafter for a loaded target. Arguments and errors as `build`."""
+    """A drafter for a loaded target; one that waits for it (``_partial_: true``) gets it.
+
+    Every generation resets it, so that jobs with the same drafter may share it. Arguments and errors as `build`.
+    """
     made = _made(role, config)
     return _checked(role, lambda: made(target=target)) if isinstance(made, functools.partial) else made
 

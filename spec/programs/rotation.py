@@ -17,7 +17,7 @@ from spec.measure.records import RunFolder
 from spec.measure.state import StateCheck
 from spec.measure.summary import summarize
 from spec.programs.job import Job, PreparedJob, encode_all, texts
-from spec.programs.parts import as_yaml, load_drafter, load_target
+from spec.programs.parts import as_yaml, build_drafter, load_target
 from spec.programs.progress import RunProgress
 from spec.protocols import Drafter, Loop
 from spec.rounds import Guarantee
@@ -107,7 +107,7 @@ class Rotation:
     def _contender(self, prepared: PreparedJob, drafters: dict[str, Drafter]) -> Contender:
         key = as_yaml(prepared.job.config.drafter)
         if key not in drafters:
-            drafters[key] = load_drafter(key, as_yaml(prepared.job.config.target))
+            drafters[key] = build_drafter(prepared.job.config.drafter, self.model)
         drafter, parts = drafters[key], prepared.parts
         target = self.session(drafter.tapped_layers)
         loop = parts.loop(
